@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+#
+# The same targets serve a developer and CI. A bare `make` prints them.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+GO ?= go
+# How many packages are built and tested at a time. The tests of whole clusters start many processes of their own.
+PARALLEL ?= 2
+# More flags for every `go test`, such as TESTFLAGS='-v -run TestP1'.
+TESTFLAGS ?=
+FUZZTIME ?= 1m
+VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
+
+# Newer amd64 levels let the compiler fuse a product and a sum, which changes bits: all builds of a job use the same level.
+export GOAMD64 := v1
+
+LINT := $(GO) tool -modfile=tools/go.mod golangci-lint
+
+# These start real processes and measure what they do, so they run alone, after everything else.
+E2E := ./chaos/... ./cmd/...
+E2E_PACKAGES = $(shell $(GO) list $(E2E) 2>/dev/null)
+UNIT_PACKAGES = $(filter-out $(E2E_PACKAGES),$(shell $(GO) list ./...))
+GO_TEST = $(GO) test -race -shuffle=on -vet=off -timeout=7m $(TESTFLAGS)
+
+.PHONY: help
+help: ## print this list
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+.PHONY: build
+build: ## build bin/phalanx and bin/phalanx-lm, static, without cgo
+	@mkdir -p bin
+	CGO_ENABLED=0 $(GO) build -p $(PARALLEL) -trimpath -ldflags '-X main.version=$(VERSION)' -o bin/ ./cmd/phalanx ./cmd/phalanx-lm
+
+.PHONY: test
+test: fmt-check vet lint build ## everything that must pass: format, vet, lint, build, all tests with -race
+	$(GO_TEST) -p $(PARALLEL) $(UNIT_PACKAGES)
+	$(if $(strip $(E2E_PACKAGES)),$(GO_TEST) -p 1 $(E2E_PACKAGES))
+
+.PHONY: race
+race: ## the tests below chaos and cmd alone, with the race detector: the short loop while writing
+	$(GO_TEST) -p $(PARALLEL) $(UNIT_PACKAGES)
+
+.PHONY: vet
+vet: ## go vet
+	$(GO) vet -p $(PARALLEL) ./...
+
+.PHONY: lint
+lint: ## golangci-lint, as pinned in tools/go.mod (the first build of it takes minutes)
+	$(LINT) run --concurrency $(PARALLEL) ./...
+
+.PHONY: fmt
+fmt: ## format the Go sources in place
+	gofmt -w $$(git ls-files --cached --others --exclude-standard '*.go')
+
+.PHONY: fmt-check
+fmt-check: ## list Go sources that gofmt would change, and fail on any
+	@unformatted=$$(gofmt -l .); if [[ -n $$unformatted ]]; then \
+		printf 'not formatted (run make fmt):\n%s\n' "$$unformatted" >&2; exit 1; fi
+
+.PHONY: gen
+gen: ## write the generated files again
+	$(GO) generate ./...
+
+.PHONY: demo
+demo: build ## train with four ranks, kill some, and show that the result is the same to the bit
+	scripts/demo.sh
+
+.PHONY: bench
+bench: build ## measure recovery, the cost of a step and the host all-reduce; see docs/benchmarks
+	scripts/bench.sh
+
+.PHONY: fuzz
+fuzz: ## run every fuzz target for FUZZTIME (1m)
+	@grep -rl --include='*_test.go' '^func Fuzz' . | xargs -r -n 1 dirname | sort -u | while read -r dir; do \
+		$(GO) test -list '^Fuzz' "$$dir" | { grep '^Fuzz' || true; } | while read -r target; do \
+			echo "fuzz $$dir $$target"; \
+			$(GO) test -run '^$$' -fuzz "^$$target\$$" -fuzztime '$(FUZZTIME)' -parallel $(PARALLEL) "$$dir" </dev/null; \
+		done; \
+	done
+
+.PHONY: tidy
+tidy: ## tidy go.mod and tools/go.mod
+	$(GO) mod tidy
+	cd tools && $(GO) mod tidy
+
+.PHONY: clean
+clean: ## remove what was built
+	rm -rf bin
