@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package wire
+
+import (
+	"fmt"
+
+	"phalanx"
+)
+
+// HelloPath is where a trainer says hello: POST over the unix socket, JSON both ways, once at the start.
+const HelloPath = "/v1/hello"
+
+// Protocol is the version of the cold messages that this release speaks.
+const Protocol = 1
+
+// Hello is what a trainer says of itself.
+type Hello struct {
+	PID          int                  `json:"pid"`
+	Start        uint64               `json:"start"` // start time in clock ticks since boot, field 22 of /proc/PID/stat
+	ProtocolMin  int                  `json:"protocol_min"`
+	ProtocolMax  int                  `json:"protocol_max"`
+	Spec         phalanx.JobSpec      `json:"spec"`
+	State        []phalanx.TensorInfo `json:"state"`         // in the order of registration
+	SegmentBytes int64                `json:"segment_bytes"` // what the trainer itself uses, from offset 0
+	Client       string               `json:"client"`        // "go" or "python"
+}
+
+// Welcome is the daemon's answer: where everything is.
+type Welcome struct {
+	Member       phalanx.MemberID    `json:"member"`
+	Incarnation  phalanx.Incarnation `json:"incarnation"`
+	Page         string              `json:"page"`
+	Bells        string              `json:"bells"`
+	DaemonBell   int                 `json:"daemon_bell"`
+	TrainerBell  int                 `json:"trainer_bell"`
+	Segment      string              `json:"segment"`
+	SegmentBytes int64               `json:"segment_bytes"` // whole; the daemon uses what is beyond the trainer's part
+	Slab         string              `json:"slab"`          // "" when the job does not stage
+	SlabBytes    int64               `json:"slab_bytes"`
+	Protocol     int                 `json:"protocol"`
+	Spec         phalanx.JobSpec     `json:"spec"` // the job's
+}
+
+// Error is the body of every answer with a 4xx or 5xx status.
+type Error struct {
+	Message string `json:"error"`
+	Hint    string `json:"hint,omitempty"` // what to do next
+	Code    string `json:"code,omitempty"` // a word that programs branch on: spec_differs, protocol, no_space, fenced, busy
+}
+
+// The codes of Error.
+const (
+	CodeSpecDiffers = "spec_differs" // the job has another spec or state
+	CodeProtocol    = "protocol"     // no common protocol version
+	CodeNoSpace     = "no_space"     // the segment or slab cannot be reserved
+	CodeFenced      = "fenced"       // the incarnation has ended
+	CodeBusy        = "busy"         // the daemon has another trainer, or is not ready yet: ask again
+	CodeBadRequest  = "bad_request"  // the message cannot be read
+)
+
+func (e *Error) Error() string {
+	if e.Hint != "" {
+		return fmt.Sprintf("%s; %s", e.Message, e.Hint)
+	}
+	return e.Message
+}
