@@ -11,6 +11,7 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -129,6 +130,39 @@ func TestPackageComment(t *testing.T) {
 			t.Errorf("%s: no file has a package comment; write doc.go", folder)
 		case len(files) > 1:
 			t.Errorf("%s: described in %s; keep one", folder, strings.Join(files, " and "))
+		}
+	}
+}
+
+// TestChangelogFragments wants every fragment to say what kind of change it is, in its name.
+func TestChangelogFragments(t *testing.T) {
+	const folder = "changelog/unreleased"
+	entries, err := os.ReadDir(folder)
+	if err != nil {
+		t.Fatal(err)
+	}
+	form := regexp.MustCompile(`^(added|changed|fixed|removed|security)(-[a-z0-9]+)+\.md$`)
+	for _, entry := range entries {
+		if entry.Name() != "README.md" && !form.MatchString(entry.Name()) {
+			t.Errorf("%s/%s: want KIND-WORDS.md; %s/README.md names the kinds", folder, entry.Name(), folder)
+		}
+	}
+}
+
+// TestNotice wants every module of go.mod named in NOTICE.
+func TestNotice(t *testing.T) {
+	mod, err := os.ReadFile("go.mod")
+	if err != nil {
+		t.Fatal(err)
+	}
+	notice, err := os.ReadFile("NOTICE")
+	if err != nil {
+		t.Fatal(err)
+	}
+	named := strings.Fields(string(notice))
+	for _, m := range regexp.MustCompile(`(?m)^\t(\S+) v\S+`).FindAllStringSubmatch(string(mod), -1) {
+		if !slices.Contains(named, m[1]) {
+			t.Errorf("NOTICE: add %s under its licence", m[1])
 		}
 	}
 }
