@@ -1,0 +1,217 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package consensus
+
+import (
+	"fmt"
+	"io"
+	"net"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/hashicorp/raft"
+)
+
+// unknownAddress marks a server without a present address. raft would fall back to the address in the configuration if
+// its provider returned an error, and another daemon may have that port by now.
+const unknownAddress = "unknown:"
+
+// stream is the caller's StreamLayer with every connection remembered, so that all of them can be closed at once: raft's
+// own transport leaves inbound ones to their peers.
+type stream struct {
+	inner StreamLayer
+	local string
+
+	mu     sync.Mutex
+	conns  map[*streamConn]struct{} // nil once closed
+	closed bool
+}
+
+type streamConn struct {
+	net.Conn
+	owner *stream
+}
+
+type localAddr string
+
+func (a localAddr) Network() string { return "tcp" }
+func (a localAddr) String() string  { return string(a) }
+
+func newStream(inner StreamLayer, local string) *stream {
+	return &stream{inner: inner, local: local, conns: map[*streamConn]struct{}{}}
+}
+
+func (s *stream) Accept() (net.Conn, error) {
+	conn, err := s.inner.Accept()
+	if err != nil {
+		return nil, err
+	}
+	return s.track(conn)
+}
+
+func (s *stream) Dial(address raft.ServerAddress, timeout time.Duration) (net.Conn, error) {
+	if id, unknown := strings.CutPrefix(string(address), unknownAddress); unknown {
+		return nil, fmt.Errorf("dial server %s: its address is not known", id)
+	}
+	conn, err := s.inner.Dial(string(address), timeout)
+	if err != nil {
+		return nil, err
+	}
+	return s.track(conn)
+}
+
+func (s *stream) Addr() net.Addr { return localAddr(s.local) }
+
+func (s *stream) track(conn net.Conn) (net.Conn, error) {
+	c := &streamConn{conn, s}
+	s.mu.Lock()
+	closed := s.closed
+	if !closed {
+		s.conns[c] = struct{}{}
+	}
+	s.mu.Unlock()
+	if closed {
+		conn.Close()
+		return nil, net.ErrClosed
+	}
+	return c, nil
+}
+
+func (c *streamConn) Close() error {
+	c.owner.mu.Lock()
+	delete(c.owner.conns, c)
+	c.owner.mu.Unlock()
+	return c.Conn.Close()
+}
+
+// Close closes the listener and every connection. It does not wait: the close of a TLS connection to a peer that hangs
+// takes seconds, and each ends by itself.
+func (s *stream) Close() error {
+	s.mu.Lock()
+	conns := s.conns
+	s.conns, s.closed = nil, true
+	s.mu.Unlock()
+	for c := range conns {
+		go c.Conn.Close()
+	}
+	return s.inner.Close()
+}
+
+// Progress is what the leader has seen of another server in its own term.
+type Progress struct {
+	Contact time.Time // when the last answer came; zero when none did
+	Round   time.Time // when the request was sent that was answered last
+	Match   uint64    // index up to which its log is known to equal the leader's; 0 when unknown
+}
+
+type progress struct {
+	Progress
+	term uint64
+}
+
+// transport is raft's transport, watched: raft does not tell how far its followers are.
+type transport struct {
+	*raft.NetworkTransport
+	mu       sync.Mutex
+	progress map[raft.ServerID]progress
+	answered chan struct{} // closed and replaced at each answer
+}
+
+func newTransport(config *raft.NetworkTransportConfig) *transport {
+	return &transport{
+		NetworkTransport: raft.NewNetworkTransportWithConfig(config),
+		progress:         map[raft.ServerID]progress{},
+		answered:         make(chan struct{}),
+	}
+}
+
+func (t *transport) AppendEntries(id raft.ServerID, target raft.ServerAddress, request *raft.AppendEntriesRequest, response *raft.AppendEntriesResponse) error {
+	sent := time.Now()
+	if err := t.NetworkTransport.AppendEntries(id, target, request, response); err != nil {
+		return err
+	}
+	if response.Term <= request.Term {
+		var match uint64
+		if response.Success {
+			match = request.PrevLogEntry
+			if n := len(request.Entries); n > 0 {
+				match = request.Entries[n-1].Index
+			}
+		}
+		t.observe(id, request.Term, match, sent)
+	}
+	return nil
+}
+
+func (t *transport) InstallSnapshot(id raft.ServerID, target raft.ServerAddress, request *raft.InstallSnapshotRequest, response *raft.InstallSnapshotResponse, state io.Reader) error {
+	sent := time.Now()
+	if err := t.NetworkTransport.InstallSnapshot(id, target, request, response, state); err != nil {
+		return err
+	}
+	if response.Term <= request.Term && response.Success {
+		t.observe(id, request.Term, request.LastLogIndex, sent)
+	}
+	return nil
+}
+
+func (t *transport) observe(id raft.ServerID, term, match uint64, sent time.Time) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	p := t.progress[id]
+	if p.term > term {
+		return // an answer to an earlier leadership of ours
+	}
+	if p.term < term {
+		p = progress{term: term}
+	}
+	p.Contact = time.Now()
+	if sent.After(p.Round) {
+		p.Round = sent
+	}
+	p.Match = max(p.Match, match)
+	t.progress[id] = p
+	close(t.answered)
+	t.answered = make(chan struct{})
+}
+
+// of returns what was seen of a server in a term.
+func (t *transport) of(id raft.ServerID, term uint64) (Progress, bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	p, ok := t.progress[id]
+	if !ok || p.term != term {
+		return Progress{}, false
+	}
+	return p.Progress, true
+}
+
+// next returns a channel that is closed at the next answer of any server.
+func (t *transport) next() <-chan struct{} {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.answered
+}
+
+// forget drops what is known of a server that left: its id never returns.
+func (t *transport) forget(id raft.ServerID) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	delete(t.progress, id)
+}
+
+// addressProvider is Config.Addresses for raft.
+type addressProvider struct {
+	self, local string
+	lookup      func(string) (string, bool)
+}
+
+func (p addressProvider) ServerAddr(id raft.ServerID) (raft.ServerAddress, error) {
+	if string(id) == p.self {
+		return raft.ServerAddress(p.local), nil
+	}
+	if addr, ok := p.lookup(string(id)); ok && addr != "" {
+		return raft.ServerAddress(addr), nil
+	}
+	return raft.ServerAddress(unknownAddress + string(id)), nil
+}
