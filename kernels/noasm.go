@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
+//go:build !amd64 || purego
 
 package kernels
 

@@ -77,14 +77,18 @@ func statsOfF32(p []byte, sums *[accumulators]float64) leafStats {
 		n, top, bad = statsF32Best(p, sums)
 		p = p[n:]
 	}
-	for i := 0; i+4 <= len(p); i += 4 {
-		b := binary.LittleEndian.Uint32(p[i:])
-		x := float64(math.Float32frombits(b))
-		sums[i/4%accumulators] += float64(x * x)
-		b &^= 1 << 31
-		top = max(top, b)
-		if b >= 0x7f800000 {
-			bad++
+	for len(p) > 0 {
+		// A block is one element for each accumulator; the last one may be short.
+		block := p[:min(len(p), 4*accumulators)]
+		p = p[len(block):]
+		for k := 0; len(block) >= 4; k++ {
+			b := binary.LittleEndian.Uint32(block)
+			block = block[4:]
+			x := float64(math.Float32frombits(b))
+			sums[k&(accumulators-1)] += float64(x * x)
+			b &^= 1 << 31
+			top = max(top, b)
+			bad += int64((b + 0x00800000) >> 31) // exponent all ones: the sum carries into the top bit
 		}
 	}
 	return leafStats{absMax: float64(math.Float32frombits(top)), nonFinite: bad}
@@ -93,14 +97,17 @@ func statsOfF32(p []byte, sums *[accumulators]float64) leafStats {
 func statsOfF64(p []byte, sums *[accumulators]float64) leafStats {
 	var top uint64
 	var bad int64
-	for i := 0; i+8 <= len(p); i += 8 {
-		b := binary.LittleEndian.Uint64(p[i:])
-		x := math.Float64frombits(b)
-		sums[i/8%accumulators] += float64(x * x) // the conversion keeps a compiler from fusing the two
-		b &^= 1 << 63
-		top = max(top, b)
-		if b >= 0x7ff0000000000000 {
-			bad++
+	for len(p) > 0 {
+		block := p[:min(len(p), 8*accumulators)]
+		p = p[len(block):]
+		for k := 0; len(block) >= 8; k++ {
+			b := binary.LittleEndian.Uint64(block)
+			block = block[8:]
+			x := math.Float64frombits(b)
+			sums[k&(accumulators-1)] += float64(x * x) // the conversion keeps a compiler from fusing the two
+			b &^= 1 << 63
+			top = max(top, b)
+			bad += int64((b + 1<<52) >> 63)
 		}
 	}
 	return leafStats{absMax: math.Float64frombits(top), nonFinite: bad}
