@@ -166,3 +166,32 @@ func TestNotice(t *testing.T) {
 		}
 	}
 }
+
+// TestEvidenceKindsAreNamed keeps the table of docs/naming.md and the constants of evidence.go the same.
+func TestEvidenceKindsAreNamed(t *testing.T) {
+	text, err := os.ReadFile("docs/naming.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, table, found := strings.Cut(string(text), "### Evidence kinds")
+	if !found {
+		t.Fatal("docs/naming.md has no section on evidence kinds")
+	}
+	table, _, _ = strings.Cut(table, "\n## ")
+	named := map[string]bool{}
+	for _, m := range regexp.MustCompile("(?m)^\\| `([a-z_]+)` \\|").FindAllStringSubmatch(table, -1) {
+		named[m[1]] = true
+	}
+	coded := map[string]bool{}
+	for _, f := range sourceFiles(t) {
+		if f.name != "evidence.go" {
+			continue
+		}
+		for _, m := range regexp.MustCompile(`EvidenceKind = "([a-z_]+)"`).FindAllStringSubmatch(f.text, -1) {
+			coded[m[1]] = true
+		}
+	}
+	if !maps.Equal(named, coded) {
+		t.Errorf("docs/naming.md names %v, evidence.go %v", slices.Sorted(maps.Keys(named)), slices.Sorted(maps.Keys(coded)))
+	}
+}
