@@ -157,11 +157,16 @@ func (w *ProcWatch) register(e *procEntry) error {
 }
 
 func (w *ProcWatch) add(fd int, id uint64) error {
-	ev := unix.EpollEvent{Events: unix.EPOLLIN, Fd: int32(uint32(id)), Pad: int32(uint32(id >> 32))}
+	ev := epollEvent(id)
 	if err := unix.EpollCtl(w.epoll, unix.EPOLL_CTL_ADD, fd, &ev); err != nil {
 		return fmt.Errorf("epoll_ctl: %w", err)
 	}
 	return nil
+}
+
+// epollEvent puts an id into the 64 bits that epoll hands back, which Go's type names Fd and Pad.
+func epollEvent(id uint64) unix.EpollEvent {
+	return unix.EpollEvent{Events: unix.EPOLLIN, Fd: int32(uint32(id)), Pad: int32(uint32(id >> 32))}
 }
 
 func eventID(ev unix.EpollEvent) uint64 { return uint64(uint32(ev.Fd)) | uint64(uint32(ev.Pad))<<32 }
