@@ -1,0 +1,293 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package fs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	iofs "io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"phalanx/ckpt"
+)
+
+// Store keeps objects as files below one directory.
+type Store struct {
+	root     string
+	readOnly bool
+}
+
+var _ ckpt.Store = (*Store)(nil)
+
+const (
+	tempDir  = ".tmp"
+	lockFile = ".lock"
+	// orphanAge is how old an unlocked temporary file must be before it is swept.
+	orphanAge = time.Hour
+)
+
+// New opens a directory for reading and writing. It creates what is missing of it, proves that it can be written by writing,
+// and sweeps what killed writers left.
+func New(root string) (*Store, error) {
+	root, err := filepath.Abs(root)
+	if err != nil {
+		return nil, fmt.Errorf("fs: open %s: %w", root, err)
+	}
+	s := &Store{root: root}
+	if err := os.MkdirAll(filepath.Join(root, tempDir), 0o777); err != nil {
+		return nil, s.explain("open", root, err)
+	}
+	if err := s.probe(); err != nil {
+		return nil, err
+	}
+	if err := s.sweep(time.Now()); err != nil {
+		return nil, err
+	}
+	return s, nil
+}
+
+// NewReadOnly opens an existing directory for reading.
+func NewReadOnly(root string) (*Store, error) {
+	root, err := filepath.Abs(root)
+	if err != nil {
+		return nil, fmt.Errorf("fs: open %s: %w", root, err)
+	}
+	s := &Store{root: root, readOnly: true}
+	st, err := os.Stat(root)
+	if err != nil {
+		return nil, s.explain("open", root, err)
+	}
+	if !st.IsDir() {
+		return nil, fmt.Errorf("fs: open %s: not a directory; name the directory that holds the checkpoints", root)
+	}
+	return s, nil
+}
+
+// Root is the absolute path of the directory.
+func (s *Store) Root() string { return s.root }
+
+// Capabilities implements ckpt.Store. A file carries no checksum of its own: readers verify with the manifest's.
+func (s *Store) Capabilities() ckpt.Capabilities {
+	return ckpt.Capabilities{Name: "file://" + s.root, ConditionalCreate: true, ConditionalReplace: true, Durable: true}
+}
+
+// probe writes, links and removes one file: permissions, a full disk and file systems without hard links show here and not
+// in the first save.
+func (s *Store) probe() error {
+	f, err := s.createTemp()
+	if err != nil {
+		return s.explain("probe", s.root, err)
+	}
+	defer s.discard(f)
+	if _, err := f.WriteString("phalanx probe\n"); err != nil {
+		return s.explain("probe", s.root, err)
+	}
+	if err := f.Sync(); err != nil {
+		return s.explain("probe", s.root, err)
+	}
+	linked := f.Name() + "-linked"
+	if err := os.Link(f.Name(), linked); err != nil {
+		return fmt.Errorf("fs: probe %s: the file system must allow hard links for exclusive creation; use another directory: %w", s.root, err)
+	}
+	if err := os.Remove(linked); err != nil {
+		return s.explain("probe", s.root, err)
+	}
+	return nil
+}
+
+// sweep removes temporary files of writers that are gone.
+func (s *Store) sweep(now time.Time) error {
+	dir := filepath.Join(s.root, tempDir)
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return s.explain("sweep", dir, err)
+	}
+	for _, e := range entries {
+		st, err := e.Info()
+		if err != nil || now.Sub(st.ModTime()) < orphanAge {
+			continue // gone meanwhile, or young
+		}
+		path := filepath.Join(dir, e.Name())
+		if held(path) {
+			continue
+		}
+		if err := os.Remove(path); err != nil && !errors.Is(err, iofs.ErrNotExist) {
+			return s.explain("sweep", path, err)
+		}
+	}
+	return nil
+}
+
+// held reports whether a writer lives that has the temporary file open.
+func held(path string) bool {
+	f, err := os.Open(path)
+	if err != nil {
+		return !errors.Is(err, iofs.ErrNotExist)
+	}
+	defer f.Close()
+	return unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB) != nil
+}
+
+// createTemp makes a file that is locked until it is closed.
+func (s *Store) createTemp() (*os.File, error) {
+	f, err := os.CreateTemp(filepath.Join(s.root, tempDir), "put-*")
+	if err != nil {
+		return nil, err
+	}
+	// A file system without locks still has the age rule.
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil && !errors.Is(err, unix.ENOTSUP) && !errors.Is(err, unix.ENOSYS) {
+		s.discard(f)
+		return nil, fmt.Errorf("lock %s: %w", f.Name(), err)
+	}
+	if err := f.Chmod(0o644); err != nil {
+		s.discard(f)
+		return nil, err
+	}
+	return f, nil
+}
+
+// discard closes and removes a temporary file; what it cannot remove the next sweep will.
+func (s *Store) discard(f *os.File) {
+	_ = os.Remove(f.Name())
+	_ = f.Close()
+}
+
+// path is the file of a key.
+func (s *Store) path(key string) (string, error) {
+	if err := ckpt.ValidKey(key); err != nil {
+		return "", err
+	}
+	return filepath.Join(s.root, filepath.FromSlash(key)), nil
+}
+
+// Get implements ckpt.Store.
+func (s *Store) Get(ctx context.Context, key string, off, n int64) ([]byte, error) {
+	path, err := s.path(key)
+	if err == nil {
+		err = ctx.Err()
+	}
+	if err != nil {
+		return nil, fmt.Errorf("fs: get %s: %w", key, err)
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, s.explain("get", path, err)
+	}
+	defer f.Close()
+	st, err := f.Stat()
+	if err != nil {
+		return nil, s.explain("get", path, err)
+	}
+	if !st.Mode().IsRegular() {
+		return nil, fmt.Errorf("fs: get %s: %w", key, ckpt.ErrNotFound)
+	}
+	if off < 0 || off > st.Size() {
+		return nil, fmt.Errorf("fs: get %s from %d of %d bytes: %w", key, off, st.Size(), ckpt.ErrNotFound)
+	}
+	if n < 0 || n > st.Size()-off {
+		n = st.Size() - off
+	}
+	p := make([]byte, n)
+	if err := readAt(ctx, f, p, off); err != nil {
+		return nil, s.explain("get", path, err)
+	}
+	return p, nil
+}
+
+// readAt reads in pieces so that a cancelled ctx ends a long read.
+func readAt(ctx context.Context, r io.ReaderAt, p []byte, off int64) error {
+	const piece = 8 << 20
+	for len(p) > 0 {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		n := min(piece, len(p))
+		if m, err := r.ReadAt(p[:n], off); m < n {
+			return fmt.Errorf("short read at %d: %w", off+int64(m), err)
+		}
+		p, off = p[n:], off+int64(n)
+	}
+	return nil
+}
+
+// Stat implements ckpt.Store.
+func (s *Store) Stat(ctx context.Context, key string) (ckpt.Info, error) {
+	path, err := s.path(key)
+	if err == nil {
+		err = ctx.Err()
+	}
+	if err != nil {
+		return ckpt.Info{}, fmt.Errorf("fs: stat %s: %w", key, err)
+	}
+	st, err := os.Stat(path)
+	if err != nil {
+		return ckpt.Info{}, s.explain("stat", path, err)
+	}
+	if !st.Mode().IsRegular() {
+		return ckpt.Info{}, fmt.Errorf("fs: stat %s: %w", key, ckpt.ErrNotFound)
+	}
+	return info(key, st), nil
+}
+
+// info makes the ETag of inode, time and size: a replaced object is another inode, and a reused inode has another time.
+func info(key string, st iofs.FileInfo) ckpt.Info {
+	inode := uint64(0)
+	if sys, ok := st.Sys().(*syscall.Stat_t); ok {
+		inode = sys.Ino
+	}
+	return ckpt.Info{
+		Key:  key,
+		Size: st.Size(),
+		ETag: fmt.Sprintf("%x-%x-%x", inode, st.ModTime().UnixNano(), st.Size()),
+	}
+}
+
+// Delete implements ckpt.Store. A directory that became empty is removed too, when that succeeds at the first try: a writer
+// that finds its directory gone between making it and linking into it gets an error and may try again.
+func (s *Store) Delete(ctx context.Context, key string) error {
+	path, err := s.path(key)
+	if err == nil {
+		err = ctx.Err()
+	}
+	if err != nil {
+		return fmt.Errorf("fs: delete %s: %w", key, err)
+	}
+	if s.readOnly {
+		return fmt.Errorf("fs: delete %s: %w", key, ckpt.ErrReadOnly)
+	}
+	if err := os.Remove(path); err != nil {
+		if errors.Is(err, iofs.ErrNotExist) || errors.Is(err, unix.ENOTDIR) {
+			return nil
+		}
+		return s.explain("delete", path, err)
+	}
+	dir := filepath.Dir(path)
+	if dir != s.root && os.Remove(dir) == nil { // fails, as it should, when the directory has other entries
+		dir = filepath.Dir(dir)
+	}
+	return s.syncDir(dir)
+}
+
+// explain turns an error of the operating system into one that says what to do, and maps what callers branch on.
+func (s *Store) explain(verb, path string, err error) error {
+	shown := strings.TrimPrefix(path, s.root+string(filepath.Separator))
+	switch {
+	case errors.Is(err, iofs.ErrNotExist), errors.Is(err, unix.ENOTDIR):
+		return fmt.Errorf("fs: %s %s: no such file below %s: %w", verb, shown, s.root, ckpt.ErrNotFound)
+	case errors.Is(err, unix.EROFS):
+		return fmt.Errorf("fs: %s %s: %s is mounted read-only (%v): %w", verb, shown, s.root, err, ckpt.ErrReadOnly)
+	case errors.Is(err, iofs.ErrPermission):
+		return fmt.Errorf("fs: %s %s: uid %d may not do this in %s, check owner and mode (%v): %w", verb, shown, os.Geteuid(), s.root, err, ckpt.ErrReadOnly)
+	case errors.Is(err, unix.ENOSPC), errors.Is(err, unix.EDQUOT):
+		return fmt.Errorf("fs: %s %s: no space left for %s; make room or run: phalanx ckpt gc: %w", verb, shown, s.root, err)
+	}
+	return fmt.Errorf("fs: %s %s: %w", verb, shown, err)
+}

@@ -1,0 +1,216 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package fs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	iofs "io/fs"
+	"os"
+	"path/filepath"
+	"syscall"
+	"time"
+
+	"github.com/minio/crc64nvme"
+	"golang.org/x/sys/unix"
+
+	"phalanx/ckpt"
+)
+
+// PutIfAbsent implements ckpt.Store: temporary file, sync, link, sync of the directory.
+func (s *Store) PutIfAbsent(ctx context.Context, key string, body ckpt.Body) error {
+	return s.put(ctx, key, body, func(temp, path string) error {
+		err := os.Link(temp, path)
+		if err == nil || linked(temp) {
+			// Over NFS the answer to a link that worked may be lost and the retry says "exists": the count of links knows.
+			return nil
+		}
+		if errors.Is(err, iofs.ErrExist) {
+			return fmt.Errorf("fs: put %s: %w", key, ckpt.ErrExists)
+		}
+		return s.explain("put", path, err)
+	})
+}
+
+// Put implements ckpt.Store.
+func (s *Store) Put(ctx context.Context, key string, body ckpt.Body) error {
+	return s.put(ctx, key, body, func(temp, path string) error {
+		unlock, err := s.lock(ctx)
+		if err != nil {
+			return err
+		}
+		defer unlock()
+		return s.replace(temp, path)
+	})
+}
+
+// PutIfMatch implements ckpt.Store.
+func (s *Store) PutIfMatch(ctx context.Context, key, etag string, body ckpt.Body) error {
+	return s.put(ctx, key, body, func(temp, path string) error {
+		unlock, err := s.lock(ctx)
+		if err != nil {
+			return err
+		}
+		defer unlock()
+		st, err := os.Stat(path)
+		if err != nil {
+			return s.explain("put", path, err)
+		}
+		if present := info(key, st).ETag; present != etag {
+			return fmt.Errorf("fs: put %s: it is %s, no longer %s: %w", key, present, etag, ckpt.ErrExists)
+		}
+		return s.replace(temp, path)
+	})
+}
+
+func (s *Store) replace(temp, path string) error {
+	if err := os.Rename(temp, path); err != nil {
+		return s.explain("put", path, err)
+	}
+	return nil
+}
+
+// put writes the body to a temporary file and lets publish give it its name.
+func (s *Store) put(ctx context.Context, key string, body ckpt.Body, publish func(temp, path string) error) error {
+	path, err := s.path(key)
+	if err == nil {
+		err = ctx.Err()
+	}
+	if err != nil {
+		return fmt.Errorf("fs: put %s: %w", key, err)
+	}
+	if s.readOnly {
+		return fmt.Errorf("fs: put %s: %w", key, ckpt.ErrReadOnly)
+	}
+	f, err := s.createTemp()
+	if err != nil {
+		return s.explain("put", path, err)
+	}
+	defer s.discard(f)
+	if err := s.fill(ctx, f, key, body); err != nil {
+		return err
+	}
+	dir := filepath.Dir(path)
+	if err := s.publishIn(dir, func() error { return publish(f.Name(), path) }); err != nil {
+		return err
+	}
+	if err := s.syncDir(dir); err != nil {
+		// The name exists but may not survive a power cut.
+		return fmt.Errorf("fs: put %s: %v: %w", key, err, ckpt.ErrConflict)
+	}
+	return nil
+}
+
+// publishIn makes the directory and publishes into it, again when a Delete took the empty directory away between the two.
+func (s *Store) publishIn(dir string, publish func() error) error {
+	var err error
+	for range 4 {
+		if err := s.makeDirs(dir); err != nil {
+			return err
+		}
+		if err = publish(); !errors.Is(err, ckpt.ErrNotFound) {
+			return err
+		}
+	}
+	return err
+}
+
+// fill writes and syncs the content, and checks it on the way.
+func (s *Store) fill(ctx context.Context, f *os.File, key string, body ckpt.Body) error {
+	crc := crc64nvme.New()
+	n, err := io.Copy(io.MultiWriter(f, crc), contextReader{ctx, body.Reader()})
+	if err == nil && n != body.Size {
+		err = io.ErrUnexpectedEOF
+	}
+	if err == nil {
+		if got := ckpt.CRC(crc.Sum64()); got != body.CRC64NVME {
+			return fmt.Errorf("fs: put %s: body has crc64nvme %s, announced %s: %w", key, got, body.CRC64NVME, ckpt.ErrCorrupt)
+		}
+		err = f.Sync()
+	}
+	if err != nil {
+		return s.explain("put", key, err)
+	}
+	return nil
+}
+
+// contextReader ends a copy when its ctx ends.
+type contextReader struct {
+	ctx context.Context
+	r   io.Reader
+}
+
+func (r contextReader) Read(p []byte) (int, error) {
+	if err := r.ctx.Err(); err != nil {
+		return 0, err
+	}
+	return r.r.Read(p)
+}
+
+// linked reports whether a temporary file has got a second name.
+func linked(temp string) bool {
+	st, err := os.Stat(temp)
+	if err != nil {
+		return false
+	}
+	sys, ok := st.Sys().(*syscall.Stat_t)
+	return ok && sys.Nlink == 2
+}
+
+// makeDirs makes a directory below the root durable: each new one is synced in its parent.
+func (s *Store) makeDirs(dir string) error {
+	if _, err := os.Stat(dir); err == nil {
+		return nil
+	}
+	parent := filepath.Dir(dir)
+	if dir != s.root && parent != dir {
+		if err := s.makeDirs(parent); err != nil {
+			return err
+		}
+	}
+	if err := os.Mkdir(dir, 0o777); err != nil && !errors.Is(err, iofs.ErrExist) {
+		return s.explain("make directory", dir, err)
+	}
+	return s.syncDir(parent)
+}
+
+func (s *Store) syncDir(dir string) error {
+	d, err := os.Open(dir)
+	if err != nil {
+		return s.explain("sync", dir, err)
+	}
+	defer d.Close()
+	// Some network file systems refuse to sync a directory; they make names durable by themselves.
+	if err := d.Sync(); err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOTSUP) {
+		return s.explain("sync", dir, err)
+	}
+	return nil
+}
+
+// lock waits for the lock of replacing writers.
+func (s *Store) lock(ctx context.Context) (unlock func(), err error) {
+	path := filepath.Join(s.root, lockFile)
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o666)
+	if err != nil {
+		return nil, s.explain("lock", path, err)
+	}
+	for {
+		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		if err == nil {
+			return func() { _ = f.Close() }, nil
+		}
+		if !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, unix.EINTR) {
+			_ = f.Close()
+			return nil, s.explain("lock", path, err)
+		}
+		// Holders keep it for one rename. A blocking flock could not be ended by ctx.
+		select {
+		case <-ctx.Done():
+			_ = f.Close()
+			return nil, fmt.Errorf("fs: lock %s: %w", path, ctx.Err())
+		case <-time.After(2 * time.Millisecond):
+		}
+	}
+}

@@ -1,0 +1,202 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ckpt
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+
+	"phalanx"
+	"phalanx/kernels"
+)
+
+// Manifest is the index of the stored state of one coordinate, merged from the parts. It is complete: every element of
+// every tensor is in exactly one chunk.
+type Manifest struct {
+	Coordinate  int
+	Tensors     []ManifestTensor // in layout order
+	StateDigest phalanx.Digest   // D1 job root over all tensors, seed 0
+	Bytes       int64
+}
+
+// ManifestTensor is a tensor, its digest and its chunks in the order of their bytes.
+type ManifestTensor struct {
+	phalanx.TensorInfo
+	D1     phalanx.Digest
+	Chunks []ManifestChunk
+}
+
+// ManifestChunk is a stored byte range of a tensor.
+type ManifestChunk struct {
+	Box       Box
+	Off       int64  // first byte in the tensor
+	Length    int64  // bytes, in the tensor and stored
+	Object    string // name in the attempt's folder
+	At        int64  // offset in the object
+	CRC64NVME CRC
+}
+
+// Layout lists the tensors.
+func (m *Manifest) Layout() []phalanx.TensorInfo {
+	layout := make([]phalanx.TensorInfo, len(m.Tensors))
+	for i, t := range m.Tensors {
+		layout[i] = t.TensorInfo
+	}
+	return layout
+}
+
+// DivergedError: ranks that hold the same shard computed different digests of a tensor. Nothing is published then.
+type DivergedError struct {
+	Coordinate int
+	Tensor     string
+	Digests    map[phalanx.Rank]phalanx.Digest
+}
+
+func (e *DivergedError) Error() string {
+	s := fmt.Sprintf("coordinate %d: copies of tensor %.60q differ:", e.Coordinate, e.Tensor)
+	for _, r := range slices.Sorted(maps.Keys(e.Digests)) {
+		s += fmt.Sprintf(" rank %d has %s", r, e.Digests[r])
+	}
+	return s + "; run: phalanx diagnose"
+}
+
+// Merge makes the manifest of every coordinate, in order of coordinates, and proves coverage. It fails when the parts do
+// not fit together: another layout, a tensor that nobody lists, a gap, an overlap, digests that differ.
+func Merge(parts []*Part) ([]*Manifest, error) {
+	byCoordinate := map[int][]*Part{}
+	objects := map[string]bool{}
+	for _, p := range parts {
+		byCoordinate[p.Coordinate] = append(byCoordinate[p.Coordinate], p)
+		if p.Attempt != parts[0].Attempt {
+			return nil, fmt.Errorf("merge: rank %d wrote attempt %s, rank %d wrote %s", p.Rank, p.Attempt, parts[0].Rank, parts[0].Attempt)
+		}
+		for _, o := range p.Objects {
+			if objects[o.Name] {
+				return nil, fmt.Errorf("merge: object %s is listed twice", o.Name)
+			}
+			objects[o.Name] = true
+		}
+	}
+	var manifests []*Manifest
+	for _, c := range slices.Sorted(maps.Keys(byCoordinate)) {
+		m, err := mergeCoordinate(c, byCoordinate[c])
+		if err != nil {
+			return nil, fmt.Errorf("merge: %w", err)
+		}
+		manifests = append(manifests, m)
+	}
+	return manifests, nil
+}
+
+func mergeCoordinate(coordinate int, parts []*Part) (*Manifest, error) {
+	tensors, err := mergeTensors(coordinate, parts)
+	if err != nil {
+		return nil, err
+	}
+	m := &Manifest{Coordinate: coordinate, Tensors: tensors}
+	layout := m.Layout()
+	if err := CheckLayout(layout); err != nil {
+		return nil, fmt.Errorf("coordinate %d: %w", coordinate, err)
+	}
+	for _, p := range parts {
+		if p.Layout != layoutHash(layout) {
+			return nil, fmt.Errorf("coordinate %d: rank %d has another layout, or tensors are listed by nobody", coordinate, p.Rank)
+		}
+	}
+	var boxes []Box
+	for _, p := range parts {
+		for _, c := range p.Chunks {
+			off, length, err := c.Range(layout[c.Tensor])
+			if err != nil {
+				return nil, fmt.Errorf("coordinate %d: rank %d: %w", coordinate, p.Rank, err)
+			}
+			boxes = append(boxes, c.Box)
+			m.Tensors[c.Tensor].Chunks = append(m.Tensors[c.Tensor].Chunks, ManifestChunk{
+				Box: c.Box, Off: off, Length: length, Object: p.Objects[c.Object].Name, At: c.At, CRC64NVME: c.CRC64NVME,
+			})
+		}
+	}
+	if err := Cover(layout, boxes); err != nil {
+		return nil, fmt.Errorf("coordinate %d: %w", coordinate, err)
+	}
+	digests := make([]phalanx.Digest, len(tensors))
+	for i := range m.Tensors {
+		slices.SortFunc(m.Tensors[i].Chunks, func(a, b ManifestChunk) int { return cmp.Compare(a.Off, b.Off) })
+		digests[i] = m.Tensors[i].D1
+		m.Bytes += m.Tensors[i].Bytes()
+	}
+	m.StateDigest = StateDigest(layout, digests)
+	return m, nil
+}
+
+// mergeTensors unites the tensors of the parts and compares what several of them say.
+func mergeTensors(coordinate int, parts []*Part) ([]ManifestTensor, error) {
+	count := 0
+	for _, p := range parts {
+		if n := len(p.Tensors); n > 0 {
+			count = max(count, p.Tensors[n-1].Index+1)
+		}
+	}
+	listed := 0
+	for _, p := range parts {
+		listed += len(p.Tensors)
+	}
+	if count > listed {
+		return nil, fmt.Errorf("coordinate %d: %d tensors are listed, an index says there are at least %d", coordinate, listed, count)
+	}
+	tensors := make([]ManifestTensor, count)
+	for _, p := range parts {
+		for _, t := range p.Tensors {
+			have := &tensors[t.Index]
+			switch {
+			case have.Name == "":
+				have.TensorInfo, have.D1 = t.TensorInfo, t.D1
+			case have.Name != t.Name || have.DType != t.DType || !slices.Equal(have.Shape, t.Shape):
+				return nil, fmt.Errorf("coordinate %d: tensor %d is %s%v %.60q and, for rank %d, %s%v %.60q", coordinate, t.Index,
+					have.DType, have.Shape, have.Name, p.Rank, t.DType, t.Shape, t.Name)
+			case have.D1 != t.D1:
+				return nil, diverged(coordinate, t.Index, parts)
+			}
+		}
+	}
+	for i := range tensors {
+		if tensors[i].Name == "" {
+			return nil, fmt.Errorf("coordinate %d: tensor %d is listed by nobody", coordinate, i)
+		}
+	}
+	return tensors, nil
+}
+
+func diverged(coordinate, index int, parts []*Part) error {
+	e := &DivergedError{Coordinate: coordinate, Digests: map[phalanx.Rank]phalanx.Digest{}}
+	for _, p := range parts {
+		for _, t := range p.Tensors {
+			if t.Index == index {
+				e.Tensor = t.Name
+				e.Digests[p.Rank] = t.D1
+			}
+		}
+	}
+	return e
+}
+
+// StateDigest combines the tensors' D1 digests (seed 0), given in layout order, into the D1 job root.
+func StateDigest(layout []phalanx.TensorInfo, digests []phalanx.Digest) phalanx.Digest {
+	order := make([]int, len(layout))
+	for i := range order {
+		order[i] = i
+	}
+	slices.SortFunc(order, func(a, b int) int { return cmp.Compare(layout[a].Name, layout[b].Name) })
+	parts := make([]kernels.Part, len(order))
+	for k, i := range order {
+		t := layout[i]
+		header := kernels.LeafCount(kernels.Tensor{Name: t.Name, DType: t.DType, Shape: t.Shape})
+		parts[k] = kernels.Part{Root: digests[i], Leaves: header + (t.Bytes()+kernels.LeafBytes-1)/kernels.LeafBytes}
+	}
+	return kernels.Combine(digestSeed, parts)
+}
+
+// digestSeed is the seed of all digests in a checkpoint: they must be comparable between steps and runs.
+const digestSeed = 0

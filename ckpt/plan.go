@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ckpt
+
+import (
+	"fmt"
+	"slices"
+
+	"phalanx"
+)
+
+// Sizes of what is written. A chunk is never larger than an object; both are bounded by one buffer of the writer.
+const (
+	// DefaultObjectBytes makes one request of every object: large enough for throughput, small enough to send again.
+	DefaultObjectBytes = 64 << 20
+	// MinObjectBytes is the smallest object size that NewPlan takes.
+	MinObjectBytes = 64
+	// minChunkBytes stops the cutting for balance: smaller pieces cost more to describe than to write.
+	minChunkBytes = 64 << 10
+	// chunksPerRank is how finely a state is cut for balance: the ranks' shares differ by at most two chunks.
+	chunksPerRank = 8
+	// Align is where chunks begin in an object, in bytes: what vector loads and direct I/O into tensors want.
+	Align = 64
+)
+
+// Plan says which rank writes what of the state of one coordinate. It is a pure function of layout, ranks and options, so
+// that every member computes the same.
+type Plan struct {
+	Coordinate  int
+	Layout      []phalanx.TensorInfo
+	ObjectBytes int64
+	Shards      []Shard // in rank order, one for each rank
+}
+
+// Shard is one rank's share.
+type Shard struct {
+	Rank phalanx.Rank
+	// Boxes to write, in layout order and by bytes inside a tensor.
+	Boxes []Box
+	// Digests lists the tensors whose D1 this rank computes, ascending: those of its boxes. A tensor that several ranks
+	// write is digested whole by each of them, and the publisher compares: copies that differ are not published. The first
+	// rank adds the tensors without elements.
+	Digests []int
+	Bytes   int64
+}
+
+// PlanOptions are sizes in bytes; 0 is the default.
+type PlanOptions struct {
+	ObjectBytes int64 // capacity of an object, DefaultObjectBytes
+	ChunkBytes  int64 // largest chunk, ObjectBytes
+}
+
+// NewPlan deals the state of one coordinate to the ranks that hold it.
+func NewPlan(coordinate int, layout []phalanx.TensorInfo, ranks []phalanx.Rank, o PlanOptions) (*Plan, error) {
+	if err := CheckLayout(layout); err != nil {
+		return nil, fmt.Errorf("plan: %w", err)
+	}
+	if o.ObjectBytes == 0 {
+		o.ObjectBytes = DefaultObjectBytes
+	}
+	if o.ChunkBytes == 0 || o.ChunkBytes > o.ObjectBytes {
+		o.ChunkBytes = o.ObjectBytes
+	}
+	if o.ObjectBytes < MinObjectBytes || o.ChunkBytes < MinObjectBytes {
+		return nil, fmt.Errorf("plan: objects of %d and chunks of %d bytes, at least %d", o.ObjectBytes, o.ChunkBytes, MinObjectBytes)
+	}
+	ranks = slices.Clone(ranks)
+	slices.Sort(ranks)
+	if len(ranks) == 0 || ranks[0] < 0 || len(slices.Compact(slices.Clone(ranks))) != len(ranks) {
+		return nil, fmt.Errorf("plan: ranks %v: want at least one, none negative, none twice", ranks)
+	}
+	p := &Plan{Coordinate: coordinate, Layout: layout, ObjectBytes: o.ObjectBytes}
+	for _, r := range ranks {
+		p.Shards = append(p.Shards, Shard{Rank: r})
+	}
+	p.deal(o.ChunkBytes)
+	return p, nil
+}
+
+// deal cuts the tensors, laid end to end, into chunks and gives each rank a contiguous run: at most one tensor is split at
+// each seam between two ranks.
+func (p *Plan) deal(chunkBytes int64) {
+	var total int64
+	for _, t := range p.Layout {
+		total += t.Bytes()
+	}
+	n := int64(len(p.Shards))
+	target := min(chunkBytes, max(minChunkBytes, total/(n*chunksPerRank)))
+	var at int64 // bytes dealt so far
+	for i, t := range p.Layout {
+		boxes := Chunks(i, t, target)
+		if len(boxes) == 0 {
+			p.Shards[0].Digests = append(p.Shards[0].Digests, i)
+		}
+		for _, b := range boxes {
+			_, length, err := b.Range(t)
+			if err != nil {
+				panic("ckpt: Chunks made a box that is none: " + err.Error()) // a bug here, never input
+			}
+			s := &p.Shards[shareOf(at+length/2, total, n)]
+			s.Boxes = append(s.Boxes, b)
+			s.Bytes += length
+			if k := len(s.Digests); k == 0 || s.Digests[k-1] != i {
+				s.Digests = append(s.Digests, i)
+			}
+			at += length
+		}
+	}
+	slices.Sort(p.Shards[0].Digests)
+}
+
+// shareOf returns which of n equal shares of total a byte is in, without overflowing.
+func shareOf(at, total, n int64) int64 {
+	share := total / n
+	if share == 0 {
+		return min(at, n-1)
+	}
+	return min(at/share, n-1)
+}
+
+// Shard returns the share of a rank, nil when the rank has none.
+func (p *Plan) Shard(rank phalanx.Rank) *Shard {
+	for i := range p.Shards {
+		if p.Shards[i].Rank == rank {
+			return &p.Shards[i]
+		}
+	}
+	return nil
+}

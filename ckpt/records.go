@@ -1,0 +1,207 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ckpt
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"golang.org/x/sync/errgroup"
+)
+
+// ErrNoCheckpoint: the job has no checkpoint that can be restored.
+var ErrNoCheckpoint = errors.New("no restorable checkpoint")
+
+// newestNumber finds the highest number of a job's commit objects, 0 when there are none. Numbers have no gaps and objects
+// stay for ever, so "is there one after n" answers a binary search; a list of all would grow with the age of the job.
+func newestNumber(ctx context.Context, s Store, job string) (uint64, error) {
+	page, err := listNumbers(ctx, s, job, 0, 0)
+	if err != nil || len(page) == 0 {
+		return 0, err
+	}
+	known := page[len(page)-1]
+	step := uint64(1)
+	missing := uint64(0) // nothing comes after this number, once set
+	for missing == 0 || known < missing {
+		at := known + step - 1
+		if missing != 0 {
+			at = known + (missing-known)/2
+		}
+		next, err := listNumbers(ctx, s, job, at, 1)
+		switch {
+		case err != nil:
+			return 0, err
+		case len(next) > 0:
+			known = next[0]
+			step *= 2
+		default:
+			missing = at
+		}
+	}
+	return known, nil
+}
+
+// listNumbers gives numbers greater than after, ascending.
+func listNumbers(ctx context.Context, s Store, job string, after uint64, limit int) ([]uint64, error) {
+	var numbers []uint64
+	for key := CommitKey(job, after); len(numbers) == 0; {
+		page, err := s.List(ctx, commitsPrefix(job), key, limit)
+		if err != nil {
+			return nil, fmt.Errorf("list %s: %w", commitsPrefix(job), err)
+		}
+		if len(page) == 0 {
+			return nil, nil
+		}
+		for _, info := range page {
+			if n, ok := parseCommitKey(job, info.Key); ok {
+				numbers = append(numbers, n)
+			}
+		}
+		key = page[len(page)-1].Key // a page of foreign names says nothing about what follows
+	}
+	return numbers, nil
+}
+
+// newestRecord reads the commit object or stub with the highest number. The zero Record means that there is none.
+func newestRecord(ctx context.Context, s Store, job string) (Record, error) {
+	n, err := newestNumber(ctx, s, job)
+	if err != nil || n == 0 {
+		return Record{}, err
+	}
+	return readRecord(ctx, s, job, n)
+}
+
+// Problem is what is wrong with one number.
+type Problem struct {
+	Number uint64
+	Err    error
+}
+
+func (p Problem) Error() string { return fmt.Sprintf("commit %d: %v", p.Number, p.Err) }
+func (p Problem) Unwrap() error { return p.Err }
+
+// List reads all commit objects and stubs of a job, oldest first, and checks their chain. Numbers that cannot be read, are
+// missing, or do not name their predecessor's digest are problems; what can be read is returned beside them.
+func List(ctx context.Context, s Store, job string) ([]Record, []Problem, error) {
+	if err := validJob(job); err != nil {
+		return nil, nil, err
+	}
+	newest, err := newestNumber(ctx, s, job)
+	if err != nil {
+		return nil, nil, err
+	}
+	all := make([]Record, newest)
+	errs := make([]error, newest)
+	group, gctx := errgroup.WithContext(ctx)
+	group.SetLimit(requestLimit)
+	for i := range all {
+		group.Go(func() error {
+			all[i], errs[i] = readRecord(gctx, s, job, uint64(i)+1)
+			return gctx.Err()
+		})
+	}
+	if err := group.Wait(); err != nil {
+		return nil, nil, fmt.Errorf("list %s: %w", commitsPrefix(job), err)
+	}
+	var records []Record
+	var problems []Problem
+	for i, r := range all {
+		if errs[i] != nil {
+			problems = append(problems, Problem{uint64(i) + 1, errs[i]})
+			continue
+		}
+		if i > 0 && errs[i-1] == nil {
+			if err := checkLink(all[i-1], r); err != nil {
+				problems = append(problems, Problem{r.Number, err})
+			}
+		}
+		records = append(records, r)
+	}
+	return records, problems, nil
+}
+
+// checkLink checks that a record names the digest of the one before it.
+func checkLink(before, r Record) error {
+	if r.Predecessor() != before.SHA256 {
+		return fmt.Errorf("names predecessor %.12s…, commit %d is %.12s…: %w", r.Predecessor(), before.Number, before.SHA256, ErrCorrupt)
+	}
+	return nil
+}
+
+// Found is what Latest found, and what it had to say on the way.
+type Found struct {
+	Record Record // a commit
+	// Problems are the newer numbers that cannot be restored, and a broken link of the chain at or above the one found. A
+	// broken link says that a commit object was changed behind the store's back; the data verify by themselves.
+	Problems []Problem
+}
+
+// Latest returns the newest checkpoint that can be restored: its commit object can be read, its parts are whole and cover
+// the state, and every data object is there with the right size. It reads no data; Checkpoint.VerifyAll does. Without any,
+// the error is ErrNoCheckpoint.
+func Latest(ctx context.Context, s Store, job string) (Found, error) {
+	if err := validJob(job); err != nil {
+		return Found{}, err
+	}
+	n, err := newestNumber(ctx, s, job)
+	if err != nil {
+		return Found{}, err
+	}
+	var f Found
+	var above Record // the record with the next higher number, when it could be read
+	for ; n > 0; n-- {
+		r, err := readRecord(ctx, s, job, n)
+		if ctx.Err() != nil {
+			return f, fmt.Errorf("look for the newest checkpoint of %s: %w", job, ctx.Err())
+		}
+		if err != nil {
+			f.Problems = append(f.Problems, Problem{n, err})
+			above = Record{}
+			continue
+		}
+		if above.Number != 0 {
+			if err := checkLink(r, above); err != nil {
+				f.Problems = append(f.Problems, Problem{above.Number, err})
+			}
+		}
+		above = r
+		if r.Commit == nil {
+			continue
+		}
+		if err := restorable(ctx, s, r.Commit); err != nil {
+			if ctx.Err() != nil {
+				return f, fmt.Errorf("look for the newest checkpoint of %s: %w", job, ctx.Err())
+			}
+			f.Problems = append(f.Problems, Problem{n, err})
+			continue
+		}
+		f.Record = r
+		f.checkBelow(ctx, s, job)
+		return f, nil
+	}
+	return f, fmt.Errorf("job %s in %s: %w", job, s.Capabilities().Name, ErrNoCheckpoint)
+}
+
+// checkBelow checks the link from the record that was found to the one before it.
+func (f *Found) checkBelow(ctx context.Context, s Store, job string) {
+	if f.Record.Number == 1 {
+		return
+	}
+	before, err := readRecord(ctx, s, job, f.Record.Number-1)
+	if err == nil {
+		err = checkLink(before, f.Record)
+	}
+	if err != nil {
+		f.Problems = append(f.Problems, Problem{f.Record.Number, err})
+	}
+}
+
+// restorable checks all that can be checked without reading data.
+func restorable(ctx context.Context, s Store, c *Commit) error {
+	cp, err := Open(ctx, s, c)
+	if err != nil {
+		return err
+	}
+	return checkObjects(ctx, s, cp.attempt, cp.parts)
+}

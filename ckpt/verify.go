@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ckpt
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"phalanx"
+	"phalanx/kernels"
+)
+
+// Progress is how far VerifyAll has come.
+type Progress struct {
+	Chunks, ChunksTotal int
+	Bytes, BytesTotal   int64
+	Damaged             int
+}
+
+// Report is what VerifyAll found. A checkpoint without damage is bit for bit the state that was saved.
+type Report struct {
+	Chunks  int
+	Bytes   int64
+	Damage  []*DamageError // every damaged chunk
+	Tensors []DamagedTensor
+}
+
+// DamagedTensor is a tensor that cannot be restored from this checkpoint.
+type DamagedTensor struct {
+	Coordinate int
+	Name       string
+	Chunks     int            // damaged ones; 0: every chunk verifies and the digest does not
+	Want, Got  phalanx.Digest // Got is zero when there are damaged chunks
+}
+
+// OK reports whether nothing is damaged.
+func (r Report) OK() bool { return len(r.Damage) == 0 && len(r.Tensors) == 0 }
+
+// Err is nil when nothing is damaged, and otherwise names all damaged tensors and chunks; it wraps ErrCorrupt.
+func (r Report) Err() error {
+	if r.OK() {
+		return nil
+	}
+	var errs []error
+	for _, t := range r.Tensors {
+		if t.Chunks == 0 {
+			errs = append(errs, fmt.Errorf("tensor %.60q of coordinate %d: digest %s, expected %s, though every chunk verifies: %w",
+				t.Name, t.Coordinate, t.Got, t.Want, ErrCorrupt))
+		} else {
+			errs = append(errs, fmt.Errorf("tensor %.60q of coordinate %d: %d chunks damaged: %w", t.Name, t.Coordinate, t.Chunks, ErrCorrupt))
+		}
+	}
+	for _, d := range r.Damage {
+		errs = append(errs, d)
+	}
+	return errors.Join(errs...)
+}
+
+// VerifyAll reads every byte, checks every chunk's CRC and every tensor's D1, and goes on after damage, so that the report
+// is whole. progress, unless nil, is called after every chunk on the caller's goroutine. The error is about reaching the
+// store; damage is in the report. It holds one chunk in memory.
+func (cp *Checkpoint) VerifyAll(ctx context.Context, progress func(Progress)) (Report, error) {
+	var r Report
+	var p Progress
+	for _, st := range cp.states {
+		for _, t := range st.Manifest.Tensors {
+			p.ChunksTotal += len(t.Chunks)
+		}
+		p.BytesTotal += st.Manifest.Bytes
+	}
+	for _, st := range cp.states {
+		for i := range st.Manifest.Tensors {
+			done := func(c ManifestChunk) {
+				p.Chunks++
+				p.Bytes += c.Length
+				p.Damaged = len(r.Damage)
+				if progress != nil {
+					progress(p)
+				}
+			}
+			if err := st.verifyTensor(ctx, i, &r, done); err != nil {
+				return r, fmt.Errorf("verify checkpoint %d of %s: %w", cp.Commit.Number, cp.Commit.Job, err)
+			}
+		}
+	}
+	r.Chunks, r.Bytes = p.Chunks, p.Bytes
+	return r, nil
+}
+
+func (st *State) verifyTensor(ctx context.Context, index int, r *Report, done func(ManifestChunk)) error {
+	t := &st.Manifest.Tensors[index]
+	hasher := kernels.NewTensorHasher(digestSeed, t.Name, t.DType, t.Shape)
+	damaged := 0
+	for i, c := range t.Chunks {
+		content, err := st.readChunk(ctx, index, i)
+		var damage *DamageError
+		switch {
+		case err == nil:
+			hasher.Write(content)
+		case ctx.Err() != nil:
+			return ctx.Err()
+		case errors.As(err, &damage) && isDamage(err):
+			r.Damage = append(r.Damage, damage)
+			damaged++
+		default:
+			return err
+		}
+		done(c)
+	}
+	switch got := hasher.Sum(); {
+	case damaged > 0:
+		r.Tensors = append(r.Tensors, DamagedTensor{Coordinate: st.Manifest.Coordinate, Name: t.Name, Chunks: damaged, Want: t.D1})
+	case got != t.D1:
+		r.Tensors = append(r.Tensors, DamagedTensor{Coordinate: st.Manifest.Coordinate, Name: t.Name, Want: t.D1, Got: got})
+	}
+	return nil
+}
