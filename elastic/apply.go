@@ -1,0 +1,358 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package elastic
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+
+	"phalanx"
+)
+
+// Sentinels of Apply. A refused command leaves the state as it was, but for Seq.
+var (
+	// ErrIllegal: the command does not fit the phase of the job.
+	ErrIllegal = errors.New("command does not fit the phase")
+	// ErrBase: the command was computed for another generation than the current one.
+	ErrBase = errors.New("base is not the current generation")
+	// ErrFloor: the command would lower the floor.
+	ErrFloor = errors.New("the floor never falls")
+	// ErrWorld: the world is not made of whole groups of living members.
+	ErrWorld = errors.New("world is not made of whole groups of living members")
+	// ErrLineage: the label is not of the lineage.
+	ErrLineage = errors.New("label is not of the lineage")
+	// ErrMember: the member or its incarnation is not the one the log knows.
+	ErrMember = errors.New("member or incarnation does not fit the log")
+)
+
+// Apply returns the state after the command. A refused command returns an error and a state that differs in Seq alone: every
+// daemon refuses the same commands.
+func (s *State) Apply(c Command) (*State, error) {
+	t := s.clone()
+	t.Seq++
+	err := t.apply(c)
+	if err != nil {
+		refused := *s
+		refused.Seq++
+		return &refused, fmt.Errorf("apply %s in phase %s: %w", c.kind(), s.Phase, err)
+	}
+	return t, nil
+}
+
+func (s *State) apply(c Command) error {
+	if s.Phase == Finished {
+		if p, ok := c.(PublishCheckpoint); ok {
+			return s.publish(p)
+		}
+		return ErrIllegal
+	}
+	switch c := c.(type) {
+	case AdmitMembers:
+		return s.admit(c)
+	case EvictMembers:
+		return s.evictOutside(c)
+	case FormGeneration:
+		return s.form(c)
+	case Rewind:
+		return s.rewind(c)
+	case Activate:
+		return s.activate(c)
+	case PublishCheckpoint:
+		return s.publish(c)
+	case Quarantine:
+		return s.mark(c.Member, Quarantined, c.Evidence.String())
+	case Lift:
+		return s.lift(c)
+	case Drain:
+		return s.mark(c.Member, Draining, c.Why)
+	case Resize:
+		if c.Want < 1 {
+			return fmt.Errorf("resize to %d: %w", c.Want, ErrIllegal)
+		}
+		s.Policy.Want = c.Want
+		return nil
+	case Halt:
+		if s.Phase == Halted && s.Halt != nil && s.Halt.Kind.Ends() {
+			return ErrIllegal
+		}
+		s.Phase, s.Halt = Halted, &c.Reason
+		return nil
+	case Done:
+		return s.done(c)
+	}
+	return ErrUnknownCommand
+}
+
+func (s *State) admit(c AdmitMembers) error {
+	if s.Spec == nil {
+		if c.Spec == nil || c.Policy == nil {
+			return fmt.Errorf("the first admission must bring spec and policy: %w", ErrIllegal)
+		}
+		if err := c.Spec.Validate(); err != nil {
+			return err
+		}
+		spec := *c.Spec
+		s.Spec, s.State, s.Policy = &spec, c.State, *c.Policy
+	}
+	for _, a := range c.Members {
+		m := Member{Incarnate: a.Incarnate, State: Joining, Host: a.Host, Coordinate: -1}
+		old := s.Member(a.Member)
+		switch {
+		case !a.Member.Valid() || a.Incarnation == 0:
+			return fmt.Errorf("admit %s: %w", a.Incarnate, ErrMember)
+		case old == nil:
+			s.Members = append(s.Members, m)
+			slices.SortFunc(s.Members, func(a, b Member) int { return phalanx.CompareMemberIDs(a.Member, b.Member) })
+		case old.Incarnation >= a.Incarnation:
+			return fmt.Errorf("admit %s: incarnation %d is known and never used again: %w", a.Incarnate, old.Incarnation, ErrMember)
+		case old.State != Gone && old.State != Quarantined:
+			return fmt.Errorf("admit %s: incarnation %d is %s: %w", a.Incarnate, old.Incarnation, old.State, ErrMember)
+		case old.State == Quarantined:
+			m.State, m.Why = Quarantined, old.Why
+			*old = m
+		default:
+			*old = m
+		}
+	}
+	s.sortOutSpares()
+	return nil
+}
+
+// sortOutSpares calls joining members spares while the world is full.
+func (s *State) sortOutSpares() {
+	room := s.WantGroups()*s.GroupSize() - s.World.Size()
+	for i := range s.Members {
+		m := &s.Members[i]
+		if m.State != Joining {
+			continue
+		}
+		if s.World.Generation.IsZero() || room > 0 {
+			room--
+			continue
+		}
+		m.State = Spare
+	}
+}
+
+func (s *State) evictOutside(c EvictMembers) error {
+	for _, e := range c.Evictions {
+		if s.World.Has(e.Incarnate) {
+			return fmt.Errorf("evict %s: it is in the world; only a new generation removes it: %w", e.Incarnate, ErrIllegal)
+		}
+		if err := s.gone(e); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (s *State) gone(e Eviction) error {
+	m := s.Member(e.Member)
+	if m == nil || m.Incarnation != e.Incarnation || m.State == Gone {
+		return fmt.Errorf("evict %s: %w", e.Incarnate, ErrMember)
+	}
+	m.State, m.Why, m.Coordinate = Gone, e.Evidence.String(), -1
+	return nil
+}
+
+func (s *State) form(c FormGeneration) error {
+	if c.Floor.Step < s.Floor.Step {
+		return fmt.Errorf("resume at %d below %d: %w", c.Floor.Step, s.Floor.Step, ErrFloor)
+	}
+	if c.Floor.Step == s.Floor.Step && len(s.Floor.Labels) > 0 && !slices.Equal(c.Floor.Labels, s.Floor.Labels) {
+		return fmt.Errorf("resume at %d with other labels: %w", c.Floor.Step, ErrFloor)
+	}
+	return s.seat(c, s.Branch, false)
+}
+
+func (s *State) rewind(c Rewind) error {
+	if c.Branch != s.Branch+1 {
+		return fmt.Errorf("branch %d after %d: %w", c.Branch, s.Branch, ErrIllegal)
+	}
+	for _, l := range c.Floor.Labels {
+		if !s.OfLineage(l) {
+			return fmt.Errorf("rewind to %s: %w", l, ErrLineage)
+		}
+	}
+	for _, p := range s.Published {
+		if p.Step > c.Floor.Step && len(p.Labels) > 0 && s.OfLineage(p.Labels[0]) && !slices.Contains(c.Unreadable, p.Commit) {
+			return fmt.Errorf("rewind to step %d below the published step %d: %w", c.Floor.Step, p.Step, ErrFloor)
+		}
+	}
+	if err := s.seat(c.FormGeneration, c.Branch, true); err != nil {
+		return err
+	}
+	s.Rewinds = append(s.Rewinds, RewindRecord{c.World.Generation, c.Branch, c.Floor.Step, c.Source.Kind, c.Cause})
+	return nil
+}
+
+// seat makes c's world the current one.
+func (s *State) seat(c FormGeneration, branch int, rewind bool) error {
+	if c.Base != s.World.Generation || c.World.Generation != c.Base.Next() {
+		return fmt.Errorf("generation %s on base %s while %s is current: %w", c.World.Generation, c.Base, s.World.Generation, ErrBase)
+	}
+	if s.Phase == Halted && s.Halt != nil && s.Halt.Kind.Ends() {
+		return fmt.Errorf("the job has ended (%s): %w", s.Halt.Words, ErrIllegal)
+	}
+	for _, i := range c.Seals {
+		if !s.World.Has(i) {
+			return fmt.Errorf("rests on a seal of %s, which is not in %s: %w", i, c.Base, ErrBase)
+		}
+	}
+	for _, e := range c.Evictions {
+		if err := s.gone(e); err != nil {
+			return err
+		}
+		s.remember(e.Evidence)
+	}
+	if err := s.checkWorld(c); err != nil {
+		return err
+	}
+	old := s.World
+	s.World, s.Branch, s.Floor, s.Source = c.World.Clone(), branch, c.Floor, c.Source
+	s.Activated, s.Halt, s.Phase = false, c.Halt, Forming
+	if c.Halt != nil {
+		s.Phase = Halted
+	}
+	s.moveMembers(old)
+	t := Transition{Generation: c.World.Generation, Cause: c.Cause, Planned: c.Planned, Rewind: rewind, Branch: branch,
+		Evidence: c.Evidence, ResumeStep: c.Floor.Step, Newest: c.Newest, UnixNS: c.UnixNS}
+	for _, seat := range c.World.Seats {
+		t.Members = append(t.Members, seat.Member)
+		if c.Source.Kind != FromSeed && !(c.Source.Kind == FromLive && slices.Contains(c.Source.Holders, seat.Member)) {
+			t.Healing = append(t.Healing, seat.Member)
+		}
+	}
+	for _, e := range c.Evictions {
+		t.Lost = append(t.Lost, e.Incarnate)
+	}
+	s.Transitions = append(s.Transitions, t)
+	if n := len(s.Transitions) - MaxTransitions; n > 0 {
+		s.Transitions = slices.Delete(s.Transitions, 0, n)
+	}
+	return nil
+}
+
+// moveMembers gives the members the states that the new world means.
+func (s *State) moveMembers(old phalanx.World) {
+	for i := range s.Members {
+		m := &s.Members[i]
+		seat := s.World.SeatOf(m.Member)
+		switch {
+		case m.State == Gone:
+		case seat != nil:
+			m.State, m.Coordinate, m.Why = Active, seat.Coordinate, ""
+		case m.State == Draining:
+			m.State, m.Coordinate = Gone, -1
+		case old.Has(m.Incarnate):
+			m.State = Spare // a leftover of a broken group keeps its coordinate and shard
+		}
+	}
+	s.sortOutSpares()
+}
+
+// remember keeps the slot in work of the trainer that died last.
+func (s *State) remember(e phalanx.Evidence) {
+	if e.Kind == phalanx.TrainerExited && e.Working {
+		s.Kill = &Kill{e.Step, e.Slot, e.About}
+	}
+}
+
+func (s *State) checkWorld(c FormGeneration) error {
+	g := s.GroupSize()
+	w := &c.World
+	if w.GroupSize != g || len(w.Seats)%g != 0 || len(c.Floor.Labels) != g {
+		return fmt.Errorf("%d seats in groups of %d, %d labels: %w", len(w.Seats), w.GroupSize, len(c.Floor.Labels), ErrWorld)
+	}
+	for coordinate, l := range c.Floor.Labels {
+		if l.Step != c.Floor.Step || l.Coordinate != coordinate {
+			return fmt.Errorf("floor label %s at coordinate %d of step %d: %w", l, coordinate, c.Floor.Step, ErrFloor)
+		}
+	}
+	if w.Groups() < s.MinGroups() && c.Halt == nil {
+		return fmt.Errorf("%d groups are fewer than the minimum of %d: %w", w.Groups(), s.MinGroups(), ErrWorld)
+	}
+	var deal []phalanx.SlotRange
+	if w.Groups() > 0 {
+		var err error
+		if deal, err = phalanx.DealSlots(w.SlotCount, w.Groups()); err != nil {
+			return fmt.Errorf("%w: %w", ErrWorld, err)
+		}
+	}
+	seen := map[phalanx.MemberID]bool{}
+	for r, seat := range w.Seats {
+		m := s.Member(seat.Member)
+		if m == nil || m.Incarnation != seat.Incarnation || m.State == Gone || m.State == Quarantined || seen[seat.Member] {
+			return fmt.Errorf("seat %d is %s: %w", r, seat.Incarnate, ErrWorld)
+		}
+		seen[seat.Member] = true
+		if int(seat.Rank) != r || seat.Group != r/g || seat.Coordinate != r%g || seat.Slots != deal[r/g] {
+			return fmt.Errorf("seat %d of %s is out of place: %w", r, seat.Incarnate, ErrWorld)
+		}
+	}
+	return nil
+}
+
+func (s *State) activate(c Activate) error {
+	if c.Generation != s.World.Generation {
+		return ErrBase
+	}
+	if s.Phase != Forming || s.Activated {
+		return ErrIllegal
+	}
+	s.Phase, s.Activated = Running, true
+	if n := len(s.Transitions); n > 0 && s.Transitions[n-1].Generation == c.Generation {
+		seconds := c.Seconds
+		s.Transitions[n-1].Seconds = &seconds
+	}
+	return nil
+}
+
+func (s *State) publish(c PublishCheckpoint) error {
+	if s.World.Generation.IsZero() || len(c.Labels) != s.GroupSize() {
+		return ErrIllegal
+	}
+	for _, l := range c.Labels {
+		if l.Step != c.Step || !s.OfLineage(l) {
+			return fmt.Errorf("publish %s: %w", l, ErrLineage)
+		}
+	}
+	if n := len(s.Published); n > 0 && s.Published[n-1].Commit >= c.Commit {
+		return fmt.Errorf("publish commit %d after %d: %w", c.Commit, s.Published[n-1].Commit, ErrIllegal)
+	}
+	s.Published = append(s.Published, c.Published)
+	if n := len(s.Published) - MaxPublished; n > 0 {
+		s.Published = slices.Delete(s.Published, 0, n)
+	}
+	return nil
+}
+
+func (s *State) mark(id phalanx.MemberID, to MemberState, why string) error {
+	m := s.Member(id)
+	if m == nil || m.State == Gone && to == Draining {
+		return fmt.Errorf("%s: %w", id, ErrMember)
+	}
+	if m.State == Active && to == Quarantined {
+		to = Draining // it leaves with the next generation; the quarantine is asked for again then
+	}
+	m.State, m.Why = to, why
+	return nil
+}
+
+func (s *State) lift(c Lift) error {
+	m := s.Member(c.Member)
+	if m == nil || m.State != Quarantined {
+		return fmt.Errorf("%s is not quarantined: %w", c.Member, ErrMember)
+	}
+	m.State, m.Why = Gone, "" // its next incarnation is admitted like any other
+	return nil
+}
+
+func (s *State) done(c Done) error {
+	if s.Phase != Running && s.Phase != Forming || s.Spec == nil || c.Step != s.Spec.LastStep {
+		return ErrIllegal
+	}
+	s.Phase, s.Done = Finished, &c
+	return nil
+}

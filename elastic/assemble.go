@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package elastic
+
+import (
+	"slices"
+
+	"phalanx"
+)
+
+// candidate is a member that may sit in the next world.
+type candidate struct {
+	phalanx.Incarnate
+	coordinate int  // of the state it holds, -1 for none
+	holds      bool // stands at the floor for its coordinate, or rolls forward to it
+}
+
+// assemble makes the most whole groups. survivors[c] are members of the old world by coordinate, in rank order; their old
+// group index is in oldGroup. Groups that are whole stay, broken ones are completed from the leftovers of others, then from
+// spares; a spare takes the exact rank of the dead. What is left of a broken group is returned to the spares by Apply.
+func assemble(s *State, survivors []candidate, spares []candidate) []phalanx.Seat {
+	g := s.GroupSize()
+	oldGroups := s.World.Groups()
+	// place[group][coordinate]: index into survivors, -1 for an empty seat.
+	place := make([][]int, oldGroups)
+	for i := range place {
+		place[i] = slices.Repeat([]int{-1}, g)
+	}
+	for i, c := range survivors {
+		seat := s.World.SeatOf(c.Member)
+		place[seat.Group][seat.Coordinate] = i
+	}
+	perCoordinate := make([]int, g)
+	for _, group := range place {
+		for c, i := range group {
+			if i >= 0 {
+				perCoordinate[c]++
+			}
+		}
+	}
+	held := make([]int, g) // spares that already hold a coordinate of the floor
+	for _, c := range spares {
+		if c.holds {
+			held[c.coordinate]++
+		}
+	}
+	groups := 0
+	for k := s.WantGroups(); k > 0; k-- {
+		need := 0
+		for c := range g {
+			need += max(0, k-perCoordinate[c])
+		}
+		if need <= len(spares) {
+			groups = k
+			break
+		}
+	}
+	kept := keepGroups(place, groups)
+	pool := make([][]candidate, g) // leftovers of groups that are not kept, by coordinate
+	for i, group := range place {
+		if slices.Contains(kept, i) {
+			continue
+		}
+		for c, j := range group {
+			if j >= 0 {
+				pool[c] = append(pool[c], survivors[j])
+			}
+		}
+	}
+	free := slices.Clone(spares)
+	take := func(c int) candidate {
+		if len(pool[c]) > 0 {
+			x := pool[c][0]
+			pool[c] = pool[c][1:]
+			return x
+		}
+		i := slices.IndexFunc(free, func(x candidate) bool { return x.holds && x.coordinate == c })
+		if i < 0 {
+			i = slices.IndexFunc(free, func(x candidate) bool { return !x.holds })
+		}
+		if i < 0 {
+			i = 0
+		}
+		x := free[i]
+		free = slices.Delete(free, i, i+1)
+		return x
+	}
+	var seats []phalanx.Seat
+	deal, _ := phalanx.DealSlots(slotCount(s), max(1, groups))
+	for k := range groups {
+		for c := range g {
+			var who candidate
+			if k < len(kept) && place[kept[k]][c] >= 0 {
+				who = survivors[place[kept[k]][c]]
+			} else {
+				who = take(c)
+			}
+			seats = append(seats, phalanx.Seat{Incarnate: who.Incarnate, Rank: phalanx.Rank(len(seats)), Group: k, Coordinate: c, Slots: deal[k]})
+		}
+	}
+	return seats
+}
+
+func slotCount(s *State) int {
+	if s.Spec == nil {
+		return 0
+	}
+	return s.Spec.Slots
+}
+
+// keepGroups chooses up to n old groups, whole ones first, then those with the most survivors, and returns them in old order.
+func keepGroups(place [][]int, n int) []int {
+	order := make([]int, 0, len(place))
+	alive := make([]int, len(place))
+	for i, group := range place {
+		for _, j := range group {
+			if j >= 0 {
+				alive[i]++
+			}
+		}
+		if alive[i] > 0 || len(place) <= n {
+			order = append(order, i)
+		}
+	}
+	slices.SortStableFunc(order, func(a, b int) int { return alive[b] - alive[a] })
+	order = order[:min(n, len(order))]
+	slices.Sort(order)
+	return order
+}

@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package elastic
+
+import (
+	"fmt"
+	"slices"
+
+	"phalanx"
+)
+
+// change makes planned changes: members that join, drain, or a world of another size. It seals at a named step boundary, so
+// that no work is lost.
+func (p Planner) change(s *State, f *Facts) Plan {
+	if f.Stop {
+		return Plan{Why: "the job is being stopped; the world stays as it is"}
+	}
+	next, why := p.wanted(s, f)
+	if !next && !(f.Round.Asked && f.Round.Planned) {
+		return Plan{Why: "nothing to change"}
+	}
+	if !f.Round.Asked {
+		if s.Phase == Halted {
+			return Plan{Ask: &Ask{Generation: s.World.Generation}, Why: why} // nobody votes; there is no boundary to wait for
+		}
+		return Plan{Ask: &Ask{Generation: s.World.Generation, Planned: true, Boundary: f.Boundary}, Why: why}
+	}
+	var answers []Answer
+	for _, seat := range s.World.Seats {
+		m := f.Fact(seat.Member)
+		if m == nil || m.Incarnation != seat.Incarnation || m.Answer == nil || m.Answer.Generation != s.World.Generation {
+			return Plan{Why: fmt.Sprintf("waits for %s to reach step %d", seat.Member, f.Round.Boundary)}
+		}
+		answers = append(answers, *m.Answer)
+	}
+	floor, newest, _, err := Resume(s, answers)
+	if err != nil {
+		return Plan{Why: err.Error()}
+	}
+	c := p.formation(s, f, nil, answers, floor)
+	c.Newest, c.Planned, c.Cause = newest, true, why
+	if why == "" {
+		c.Cause = "the planned change was called off"
+	}
+	return Plan{Command: c, Why: c.Cause}
+}
+
+// wanted says whether another world than the present one is wanted, and why.
+func (p Planner) wanted(s *State, f *Facts) (bool, string) {
+	if s.Spec != nil && f.Boundary > s.Spec.LastStep {
+		return false, "" // too near to the end to change the world
+	}
+	var survivors []candidate
+	for _, seat := range s.World.Seats {
+		m := s.Member(seat.Member)
+		x := f.Fact(seat.Member)
+		if m != nil && (m.State == Draining || m.State == Quarantined) {
+			continue
+		}
+		if x != nil && x.Leaving {
+			continue
+		}
+		survivors = append(survivors, candidate{seat.Incarnate, seat.Coordinate, true})
+	}
+	if len(survivors) < s.World.Size() {
+		return true, fmt.Sprintf("%d members leave", s.World.Size()-len(survivors))
+	}
+	spares := p.spares(s, f, s.Floor)
+	seats := assemble(s, survivors, spares)
+	if len(seats) > s.World.Size() {
+		joined := slices.IndexFunc(seats, func(x phalanx.Seat) bool { return s.World.SeatOf(x.Member) == nil })
+		return true, fmt.Sprintf("%s joins, %d ranks", seats[joined].Incarnate, len(seats))
+	}
+	if len(seats) < s.World.Size() && len(seats) > 0 {
+		return true, fmt.Sprintf("the world is resized to %d ranks", len(seats))
+	}
+	return false, ""
+}

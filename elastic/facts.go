@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package elastic
+
+import (
+	"slices"
+
+	"phalanx"
+)
+
+// Facts is what the leader knows beside the log. The loop fills it and turns expired deadlines into facts; the planner
+// compares no times.
+type Facts struct {
+	Members []MemberFact // by CompareMemberIDs, one per member that is connected or in the world
+	Round   Round
+	// Store says what the checkpoint store holds; Known is false until the leader has looked.
+	Store StoreFact
+	// JoinClosed: the window for the first world, or for growing one, is over; go on with those that are there.
+	JoinClosed bool
+	// LeaseOut: ten seconds have passed since the later of the leader's own election and its last grant.
+	LeaseOut bool
+	// Boundary is the step that the next planned seal should name: ahead of every vote that the leader has heard.
+	Boundary phalanx.Step
+	// Stop: the job was asked to stop; all members are drained after a save.
+	Stop bool
+	// UnixNS is stamped into the commands. It is recorded, never compared.
+	UnixNS int64
+}
+
+// MemberFact is what the leader knows about one life of one member.
+type MemberFact struct {
+	phalanx.Incarnate
+	Host       string
+	Connected  bool
+	Ready      bool // its trainer said hello, waits in its first Begin and is not known to the log yet, or still waits
+	Possession Possession
+	Slabs      []phalanx.Label
+	// Dead: proven by the kernel of the member's own host, or another boot id was seen.
+	Dead bool
+	// Silent: no answer by its deadline (1 s; its grace included).
+	Silent bool
+	// InGrace: the daemon died beside a living trainer and may still come back.
+	InGrace  bool
+	Failed   bool               // gave up starting its trainer
+	Leaving  bool               // asked to leave by its host
+	Finished bool               // its trainer wrote done for the last step and has ended
+	Digest   phalanx.Digest     // of the parameters, with Finished
+	Evidence []phalanx.Evidence // against the current generation
+	Answer   *Answer            // to the seal of the current generation
+}
+
+// Round is the seal round that the leader has asked for in the current generation.
+type Round struct {
+	Asked    bool
+	Planned  bool
+	Boundary phalanx.Step
+	// Late: the boundary was not reached by its deadline.
+	Late bool
+}
+
+// StoreFact is what the checkpoint store holds.
+type StoreFact struct {
+	Known      bool
+	Published  *Published // newest restorable of this job, nil for none
+	Unreadable []uint64   // commit numbers that the log calls published and that cannot be read
+}
+
+// Fact returns the fact about a member, nil when there is none.
+func (f *Facts) Fact(id phalanx.MemberID) *MemberFact {
+	i := slices.IndexFunc(f.Members, func(m MemberFact) bool { return m.Member == id })
+	if i < 0 {
+		return nil
+	}
+	return &f.Members[i]
+}

@@ -1,0 +1,433 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package elastic
+
+import (
+	"fmt"
+
+	"phalanx"
+)
+
+// AnyCoordinate marks the initial state of a trainer that has not been given a coordinate: every coordinate's shard can be
+// made from the seed.
+const AnyCoordinate = -1
+
+// Machine is a daemon's own machine: it compares the committed state with what its trainer and its peers show, and says
+// what to do. It is a value without clock, goroutine or I/O; one goroutine calls Step.
+type Machine struct {
+	me      phalanx.Incarnate
+	state   LocalState
+	log     *State
+	sealed  phalanx.Generation // newest promise
+	vote    Vote               // newest, on the page
+	refused Vote               // Generation and Step of the newest refusal written
+	trainer Trainer
+	votes   []Vote // newest known of each rank of the current world, by rank
+	lease   bool
+	formed  bool
+	ask     *SealAsked         // a boundary that is not reached yet
+	leaving phalanx.Generation // sealed; the answer waits for the workers of this generation
+	told    WriteCommit        // newest commit told
+	first   phalanx.Generation // newest generation whose first commit was reported
+	seat    SeatAction
+	ended   bool
+}
+
+// Page is what a control page says to a daemon that adopts it.
+type Page struct {
+	Sealed  phalanx.Generation
+	Vote    Vote
+	Refused Vote
+	Told    WriteCommit
+}
+
+// NewMachine returns the machine of a member's life that has read s and finds p on its page; a new life finds a zero page.
+func NewMachine(me phalanx.Incarnate, s *State, p Page) *Machine {
+	return &Machine{me: me, log: s, sealed: p.Sealed, vote: p.Vote, refused: p.Refused, told: p.Told, votes: make([]Vote, s.World.Size())}
+}
+
+// State is the machine's own state.
+func (m *Machine) State() LocalState { return m.state }
+
+// Log is the newest state read.
+func (m *Machine) Log() *State { return m.log }
+
+// Sealed is the newest generation in which this member has promised not to vote.
+func (m *Machine) Sealed() phalanx.Generation { return m.sealed }
+
+// NewestVote is the newest vote, zero when none was cast.
+func (m *Machine) NewestVote() Vote { return m.vote }
+
+// Refusal is the generation and step of the newest refusal known.
+func (m *Machine) Refusal() Vote { return m.refused }
+
+// Seat is this life's seat in the newest world, nil when it has none.
+func (m *Machine) Seat() *phalanx.Seat {
+	s := m.log.World.SeatOf(m.me.Member)
+	if s == nil || s.Incarnation != m.me.Incarnation {
+		return nil
+	}
+	return s
+}
+
+// Step takes one event and returns what to do, in order.
+func (m *Machine) Step(ev Event) []Action {
+	if m.ended {
+		return nil
+	}
+	switch ev := ev.(type) {
+	case Read:
+		return m.read(ev.State)
+	case Seen:
+		return m.seen(ev.Trainer)
+	case PeerVoted:
+		return m.peerVoted(ev)
+	case SealAsked:
+		return m.sealAsked(ev)
+	case WorkersLeft:
+		return m.workersLeft(ev.Generation)
+	case Formed:
+		return m.formedNow(ev.Generation)
+	case HealBroken:
+		return m.healBroken(ev)
+	case Lease:
+		m.lease = ev.Valid
+		return m.tryVote(nil)
+	}
+	return nil
+}
+
+// Adopt enters the generation that was current when the daemon's predecessor ended, as if its entry had just been read.
+func (m *Machine) Adopt(t Trainer) []Action {
+	m.trainer = t
+	return m.enter(nil)
+}
+
+func (m *Machine) read(s *State) []Action {
+	if s.Seq <= m.log.Seq {
+		return nil
+	}
+	old := m.log
+	m.log = s
+	if s.Phase == Finished || s.Phase == Halted && s.Halt != nil && s.Halt.Kind.Ends() {
+		m.ended = true
+		why := "the job is done"
+		if s.Phase == Halted {
+			why = s.Halt.Words
+		}
+		return []Action{Abort{s.World.Generation}, WriteSeat{SeatStop}, End{why}}
+	}
+	if s.World.Generation == old.World.Generation {
+		if !m.alive() {
+			return m.fence()
+		}
+		return nil
+	}
+	return m.enter([]Action{StopHealing{s.World.Generation}, Abort{old.World.Generation}})
+}
+
+// alive reports whether the log still knows this life, or does not know it yet.
+func (m *Machine) alive() bool {
+	x := m.log.Member(m.me.Member)
+	return x == nil || x.Incarnation < m.me.Incarnation || x.Incarnation == m.me.Incarnation && x.State != Gone
+}
+
+func (m *Machine) fence() []Action {
+	why := "a newer incarnation is known"
+	if x := m.log.Member(m.me.Member); x != nil && x.Incarnation == m.me.Incarnation {
+		why = x.Why
+	}
+	m.ended, m.state = true, LocalIdle
+	return []Action{WriteSeat{SeatFenced}, Fence{why}}
+}
+
+// enter begins the newest generation.
+func (m *Machine) enter(acts []Action) []Action {
+	m.votes = make([]Vote, m.log.World.Size())
+	m.formed, m.ask, m.seat = false, nil, SeatPark
+	if !m.alive() {
+		return append(acts, m.fence()...)
+	}
+	seat := m.Seat()
+	if seat == nil {
+		m.state = LocalIdle
+		return append(acts, WriteSeat{SeatPark})
+	}
+	if !m.sealed.Less(m.log.World.Generation) {
+		// Sealed unread, or adopted after a seal: this generation is dead for us, the next entry comes.
+		m.state = LocalAborting
+		m.leaving = m.log.World.Generation
+		acts = append(acts, m.rollForward()...)
+		return append(acts, WriteSeat{SeatPark}, Abort{m.leaving})
+	}
+	m.state = LocalForming
+	if m.vote.Generation == m.log.World.Generation && int(seat.Rank) < len(m.votes) {
+		m.votes[seat.Rank] = m.vote
+	}
+	acts = append(acts, m.rollForward()...)
+	acts = append(acts, Form{m.log.World.Generation})
+	return m.stand(acts)
+}
+
+// rollForward applies the floor where the trainer holds the gradient that makes it.
+func (m *Machine) rollForward() []Action {
+	seat := m.Seat()
+	floor := m.log.Floor.Label(seat.Coordinate)
+	if !m.trainer.Trainer || !m.trainer.Holds || !m.trainer.rollsForwardTo(floor) {
+		return nil
+	}
+	return m.tell(WriteCommit{floor.Generation, floor.Step})
+}
+
+// tell repeats no commit that was told before: the page keeps it.
+func (m *Machine) tell(c WriteCommit) []Action {
+	if m.told == c {
+		return nil
+	}
+	m.told = c
+	return []Action{c}
+}
+
+// stands reports whether the trainer holds a state from which it may vote: the floor's, or one made in this generation.
+func (m *Machine) stands() bool {
+	seat := m.Seat()
+	if seat == nil || !m.trainer.Trainer || !m.trainer.Holds {
+		return false
+	}
+	l, floor := m.trainer.Label, m.log.Floor.Label(seat.Coordinate)
+	if l == floor || floor.Step == 0 && floor.Generation.IsZero() && l.Step == 0 && l.Generation.IsZero() && l.Coordinate == AnyCoordinate {
+		return true
+	}
+	return l.Generation == m.log.World.Generation && l.Coordinate == seat.Coordinate && l.Step > floor.Step
+}
+
+// stand tells the trainer to run or to heal, as far as it can by now. A trainer that is about to apply the floor waits in
+// its seat; Seen follows when it has.
+func (m *Machine) stand(acts []Action) []Action {
+	if m.log.Phase == Halted {
+		return m.sit(acts, SeatPark)
+	}
+	switch {
+	case m.stands():
+		if !m.formed {
+			return m.sit(acts, SeatPark)
+		}
+		if m.state == LocalForming || m.state == LocalHealing {
+			m.state = LocalReady
+		}
+		return m.tryVote(m.sit(acts, SeatRun))
+	case !m.trainer.Trainer || m.trainer.Holds && m.trainer.rollsForwardTo(m.log.Floor.Label(m.Seat().Coordinate)):
+		return m.sit(acts, SeatPark)
+	case m.seat == SeatHeal:
+		return acts
+	}
+	if m.formed {
+		m.state = LocalHealing
+	}
+	acts = m.sit(acts, SeatHeal)
+	return append(acts, Heal{m.log.World.Generation, m.log.Floor.Label(m.Seat().Coordinate), m.log.Source})
+}
+
+// sit writes the seat. It is written once per generation even when nothing changes, so that a waiting trainer learns of it.
+func (m *Machine) sit(acts []Action, do SeatAction) []Action {
+	for _, a := range acts {
+		if w, ok := a.(WriteSeat); ok && w.Do == do {
+			return acts
+		}
+	}
+	if m.seat == do && do != SeatPark {
+		return acts
+	}
+	m.seat = do
+	return append(acts, WriteSeat{do})
+}
+
+func (m *Machine) formedNow(g phalanx.Generation) []Action {
+	if g != m.log.World.Generation || m.state != LocalForming {
+		return nil
+	}
+	m.formed = true
+	if m.seat == SeatHeal {
+		m.state = LocalHealing
+	}
+	return m.stand(nil)
+}
+
+func (m *Machine) seen(t Trainer) []Action {
+	before := m.trainer
+	m.trainer = t
+	if m.Seat() == nil {
+		return nil
+	}
+	var acts []Action
+	if before.Holds && t.Holds && t.Label.Step > before.Label.Step && t.Label.Generation == m.log.World.Generation && m.first != t.Label.Generation {
+		m.first = t.Label.Generation
+		acts = append(acts, FirstStep{t.Label.Generation, t.Label.Step})
+	}
+	if m.ask != nil && t.Holds && t.Label.Step >= m.ask.Boundary {
+		return append(acts, m.seal(m.ask.Generation)...)
+	}
+	if m.state == LocalSealing || m.state == LocalAborting || m.state == LocalIdle {
+		return acts
+	}
+	if t.Healed != before.Healed && t.Healed.Generation == m.log.World.Generation && !t.Healed.OK {
+		return append(acts, m.healBroken(HealBroken{t.Healed.Generation, "the bytes read do not have the source's digests"})...)
+	}
+	if m.state == LocalForming || m.state == LocalHealing {
+		return m.stand(acts)
+	}
+	return m.tryVote(acts)
+}
+
+func (m *Machine) healBroken(ev HealBroken) []Action {
+	if ev.Generation != m.log.World.Generation || m.seat != SeatHeal {
+		return nil
+	}
+	return []Action{Report{phalanx.Evidence{Kind: phalanx.HealFailed, About: m.me, Source: m.me.Member, Step: m.log.Floor.Step, Detail: ev.Why}}}
+}
+
+// tryVote casts the vote that the trainer asks for if the member may vote for it now. A vote is final.
+func (m *Machine) tryVote(acts []Action) []Action {
+	if m.state != LocalReady && m.state != LocalRunning {
+		return acts
+	}
+	r, g := m.trainer.Request, m.log.World.Generation
+	if r.Step == 0 || r.Generation != g || !m.lease || !m.formed || !m.stands() || !m.sealed.Less(g) {
+		return acts
+	}
+	if r.Step != m.trainer.Label.Step+1 || m.trainer.Applying > m.trainer.Label.Step || m.ask != nil && r.Step > m.ask.Boundary {
+		return acts
+	}
+	if m.vote.Generation == g && m.vote.Step >= r.Step {
+		return m.decide(acts) // cast already, perhaps by the daemon's predecessor
+	}
+	m.vote = r
+	m.votes[m.Seat().Rank] = r
+	m.state = LocalRunning
+	acts = append(acts, WriteVote{r})
+	if !r.OK {
+		acts = append(acts, m.refuse(r.Step, m.Seat().Rank, phalanx.VotedNotOK)...)
+	}
+	return m.decide(acts)
+}
+
+func (m *Machine) peerVoted(ev PeerVoted) []Action {
+	v := ev.Vote
+	if v.Generation != m.log.World.Generation || int(ev.Rank) < 0 || int(ev.Rank) >= len(m.votes) || m.Seat() == nil {
+		return nil
+	}
+	old := &m.votes[ev.Rank]
+	if old.Generation == v.Generation && old.Step >= v.Step {
+		return nil // a vote is final, and an older one says nothing new
+	}
+	*old = v
+	var acts []Action
+	if !v.OK {
+		acts = m.refuse(v.Step, ev.Rank, phalanx.VotedNotOK)
+	}
+	g := m.log.World.GroupSize
+	for r, o := range m.votes {
+		if r%g == int(ev.Rank)%g && o.Generation == v.Generation && o.Step == v.Step && o.OK && v.OK && o.Digest != v.Digest {
+			acts = append(acts, m.refuse(v.Step, ev.Rank, phalanx.DigestsUnequal)...)
+			break
+		}
+	}
+	return m.decide(acts)
+}
+
+func (m *Machine) refuse(step phalanx.Step, who phalanx.Rank, kind phalanx.EvidenceKind) []Action {
+	g := m.log.World.Generation
+	if m.refused.Generation == g && m.refused.Step >= step {
+		return nil
+	}
+	m.refused = Vote{Generation: g, Step: step}
+	about := m.log.World.Seats[who].Incarnate
+	return []Action{WriteRefusal{g, step, who, phalanx.Evidence{Kind: kind, About: about, Source: m.me.Member, Step: step}}}
+}
+
+// decide commits the step of the own vote when every member of the world has voted ok for it with equal digests. A member
+// that voted beyond has applied it, so it had. The set may be complete only after a seal; it counts until a newer entry is read.
+func (m *Machine) decide(acts []Action) []Action {
+	n, g := m.vote, m.log.World.Generation
+	if n.Generation != g || !n.OK {
+		return acts
+	}
+	size := m.log.World.GroupSize
+	for r, v := range m.votes {
+		if v.Generation != g || v.Step < n.Step || v.Step == n.Step && !v.OK {
+			return acts
+		}
+		if v.Step == n.Step {
+			for o := r % size; o < r; o += size {
+				if m.votes[o].Step == n.Step && m.votes[o].Digest != v.Digest {
+					return acts
+				}
+			}
+		}
+	}
+	return append(acts, m.tell(WriteCommit{g, n.Step})...)
+}
+
+func (m *Machine) sealAsked(ev SealAsked) []Action {
+	g := m.log.World.Generation
+	switch {
+	case ev.Generation.Less(g):
+		return nil // the asker is behind; our report tells it
+	case !m.sealed.Less(ev.Generation):
+		if m.state == LocalAborting {
+			return nil
+		}
+		return []Action{m.answer(ev.Generation)}
+	case ev.Generation == g && m.Seat() == nil:
+		return nil
+	case ev.Generation == g && ev.Boundary > 0 && m.waitsFor(ev.Boundary):
+		m.ask = &ev
+		return nil
+	}
+	return m.seal(ev.Generation)
+}
+
+// waitsFor reports whether the member can still reach the boundary: it has not applied it and not voted beyond.
+func (m *Machine) waitsFor(b phalanx.Step) bool {
+	if m.vote.Generation == m.log.World.Generation && m.vote.Step > b {
+		return false
+	}
+	return !(m.trainer.Holds && m.trainer.Label.Step >= b)
+}
+
+// seal promises never to vote in g again. The answer waits until no worker is in a segment.
+func (m *Machine) seal(g phalanx.Generation) []Action {
+	m.sealed, m.ask, m.leaving, m.state = g, nil, g, LocalAborting
+	acts := []Action{WriteSealed{g}}
+	if m.Seat() != nil && g == m.log.World.Generation {
+		m.seat = SeatPark
+		acts = append(acts, WriteSeat{SeatPark})
+	}
+	return append(acts, Abort{g})
+}
+
+func (m *Machine) workersLeft(g phalanx.Generation) []Action {
+	if m.state != LocalAborting || g.Less(m.leaving) {
+		return nil
+	}
+	m.state = LocalSealing
+	return []Action{m.answer(m.leaving)}
+}
+
+// answer says what this member has promised and possesses in g, which it has sealed.
+func (m *Machine) answer(g phalanx.Generation) Action {
+	a := Answer{Incarnate: m.me, Generation: g, Unread: g != m.log.World.Generation, Possession: m.trainer.Possession}
+	if m.vote.Generation == g {
+		v := m.vote
+		a.Vote = &v
+	}
+	if m.refused.Generation == g {
+		a.Refused = m.refused.Step
+	}
+	return AnswerSeal{a}
+}
+
+// String is for logs.
+func (m *Machine) String() string {
+	return fmt.Sprintf("%s %s in %s", m.me, m.state, m.log.World.Generation)
+}

@@ -1,0 +1,341 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package elastic
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"phalanx"
+)
+
+// Ask is a seal that the leader asks every member of the current generation for. A boundary of 0 is an ordinary seal.
+type Ask struct {
+	Generation phalanx.Generation
+	Planned    bool
+	Boundary   phalanx.Step
+}
+
+// Plan is the next thing that the leader does: ask for a seal, propose a command, or nothing yet.
+type Plan struct {
+	Ask     *Ask
+	Command Command
+	Why     string
+}
+
+// Planner is the leader's policy. It keeps nothing: the same state and facts give the same plan.
+type Planner struct {
+	// Spec, layout and policy of the job, used by the first admission alone.
+	Spec   *phalanx.JobSpec
+	State  []phalanx.TensorInfo
+	Policy Policy
+}
+
+// Plan decides what the leader does next.
+func (p Planner) Plan(s *State, f *Facts) Plan {
+	switch {
+	case s.Phase == Finished:
+		return Plan{Why: "the job is done"}
+	case s.Phase == Halted && s.Halt != nil && s.Halt.Kind.Ends():
+		return Plan{Why: "the job has ended: " + s.Halt.Words}
+	}
+	if plan, ok := p.admit(s, f); ok {
+		return plan
+	}
+	if plan, ok := p.giveUp(s, f); ok {
+		return plan
+	}
+	if plan, ok := p.finish(s, f); ok {
+		return plan
+	}
+	if plan, ok := p.dropOutside(s, f); ok {
+		return plan
+	}
+	if s.World.Generation.IsZero() || s.World.Size() == 0 {
+		return p.open(s, f)
+	}
+	evidence := p.evidence(s, f)
+	if len(evidence) > 0 {
+		if !f.Round.Asked || f.Round.Planned {
+			return Plan{Ask: &Ask{Generation: s.World.Generation}, Why: evidence[0].String()}
+		}
+		return p.close(s, f, evidence)
+	}
+	return p.change(s, f)
+}
+
+// admit makes every ready incarnation known that the log does not know yet.
+func (p Planner) admit(s *State, f *Facts) (Plan, bool) {
+	c := AdmitMembers{UnixNS: f.UnixNS}
+	for i := range f.Members {
+		m := &f.Members[i]
+		old := s.Member(m.Member)
+		if !m.Connected || !m.Ready || m.Leaving || m.Failed || m.Dead || old != nil && (old.Incarnation >= m.Incarnation || old.State != Gone && old.State != Quarantined) {
+			continue
+		}
+		c.Members = append(c.Members, Admission{m.Incarnate, m.Host})
+	}
+	if len(c.Members) == 0 {
+		return Plan{}, false
+	}
+	if s.Spec == nil {
+		if p.Spec == nil {
+			return Plan{Why: "no trainer has said what the job is"}, true
+		}
+		policy := p.Policy
+		c.Spec, c.State, c.Policy = p.Spec, p.State, &policy
+	}
+	return Plan{Command: c, Why: fmt.Sprintf("%d members are ready", len(c.Members))}, true
+}
+
+// giveUp ends a job that cannot be started any more: members gave up and those that are left are too few.
+func (p Planner) giveUp(s *State, f *Facts) (Plan, bool) {
+	failed, able := 0, 0
+	var words []string
+	for i := range f.Members {
+		m := &f.Members[i]
+		if m.Failed {
+			failed++
+			for _, e := range m.Evidence {
+				if e.Kind == phalanx.TrainerExited {
+					words = append(words, fmt.Sprintf("%s: %s", m.Member, e.Detail))
+				}
+			}
+		} else if m.Connected && !m.Dead {
+			able++
+		}
+	}
+	minimum := max(1, p.Policy.Min)
+	if s.Spec != nil {
+		minimum = s.MinGroups() * s.GroupSize()
+	}
+	if failed == 0 || able >= minimum || s.Phase == Running || s.Phase == Forming {
+		return Plan{}, false
+	}
+	why := fmt.Sprintf("%d members gave up starting their trainers and %d of at least %d are left", failed, able, minimum)
+	if len(words) > 0 {
+		why += "; " + strings.Join(words, "; ")
+	}
+	return Plan{Command: Halt{HaltReason{CrashLoop, why}, f.UnixNS}, Why: why}, true
+}
+
+// finish ends a job whose last step is committed, whose trainers have ended and whose last save is durable.
+func (p Planner) finish(s *State, f *Facts) (Plan, bool) {
+	if s.Spec == nil || s.World.Size() == 0 || s.Phase == Halted {
+		return Plan{}, false
+	}
+	var digest phalanx.Digest
+	for _, seat := range s.World.Seats {
+		m := f.Fact(seat.Member)
+		if m == nil || m.Incarnation != seat.Incarnation || !m.Finished {
+			return Plan{}, false
+		}
+		if digest.IsZero() {
+			digest = m.Digest
+		}
+	}
+	newest := s.NewestPublished()
+	if newest == nil || newest.Step != s.Spec.LastStep {
+		return Plan{Why: "every trainer has ended; the last save is not durable yet"}, true
+	}
+	return Plan{Command: Done{s.Spec.LastStep, digest, f.UnixNS}, Why: "the last step is committed and published"}, true
+}
+
+// dropOutside evicts lost members that are not in the world.
+func (p Planner) dropOutside(s *State, f *Facts) (Plan, bool) {
+	c := EvictMembers{UnixNS: f.UnixNS}
+	for i := range s.Members {
+		m := &s.Members[i]
+		if m.State == Gone || m.State == Quarantined || s.World.Has(m.Incarnate) {
+			continue
+		}
+		x := f.Fact(m.Member)
+		if x == nil {
+			continue
+		}
+		if e, lost := lostEvidence(x, m.Incarnate, f.UnixNS); lost {
+			c.Evictions = append(c.Evictions, Eviction{m.Incarnate, e})
+		}
+	}
+	if len(c.Evictions) == 0 {
+		return Plan{}, false
+	}
+	return Plan{Command: c, Why: c.Evictions[0].Evidence.String()}, true
+}
+
+// lostEvidence reports whether the incarnation is lost according to x.
+func lostEvidence(x *MemberFact, who phalanx.Incarnate, at int64) (phalanx.Evidence, bool) {
+	e := phalanx.Evidence{Kind: phalanx.Unreachable, About: who, Source: who.Member, UnixNS: at}
+	if x.Incarnation != who.Incarnation {
+		if x.Incarnation < who.Incarnation {
+			return e, false
+		}
+		e.Kind, e.Detail = phalanx.DaemonExited, "a newer incarnation has taken its place"
+		return e, true
+	}
+	if !x.Dead && !x.Silent && !x.Failed && !x.Leaving && x.Possession.Trainer {
+		return e, false
+	}
+	if x.InGrace && x.Possession.Trainer {
+		return e, false
+	}
+	for _, k := range x.Evidence {
+		if k.About == who {
+			return k, true
+		}
+	}
+	if !x.Possession.Trainer {
+		e.Kind = phalanx.TrainerExited
+	}
+	return e, true
+}
+
+// evidence collects what is known against the current generation.
+func (p Planner) evidence(s *State, f *Facts) []phalanx.Evidence {
+	var out []phalanx.Evidence
+	for _, seat := range s.World.Seats {
+		m := f.Fact(seat.Member)
+		if m == nil {
+			continue // not heard of since the leader's election; Silent comes by deadline
+		}
+		if m.Incarnation != seat.Incarnation || (m.Dead || m.Silent || !m.Possession.Trainer) && !(m.InGrace && m.Possession.Trainer) {
+			if m.Finished && m.Incarnation == seat.Incarnation {
+				continue // it ended well; a lost world is decided by those that are left
+			}
+			if e, lost := lostEvidence(m, seat.Incarnate, f.UnixNS); lost {
+				out = append(out, e)
+				continue
+			}
+		}
+		for _, e := range m.Evidence {
+			if e.About == seat.Incarnate || s.World.Has(e.About) {
+				out = append(out, e)
+			}
+		}
+		a := m.Answer
+		if a == nil || a.Generation != s.World.Generation {
+			continue
+		}
+		short := f.Round.Planned && (f.Round.Late || !a.reached(f.Round.Boundary, s.World.Generation))
+		if !f.Round.Asked || short {
+			out = append(out, phalanx.Evidence{Kind: phalanx.Sealed, About: seat.Incarnate, Source: seat.Member, UnixNS: f.UnixNS, Detail: "sealed short of the boundary"})
+		}
+	}
+	return out
+}
+
+// reached reports whether the answer stands at the boundary, or has promised more.
+func (a *Answer) reached(b phalanx.Step, g phalanx.Generation) bool {
+	return a.Possession.Holds && a.Possession.Label.Step >= b
+}
+
+// open makes the first world, or the next one when no member is left in the present one.
+func (p Planner) open(s *State, f *Facts) Plan {
+	if s.Spec == nil {
+		return Plan{Why: "no trainer has said hello yet"}
+	}
+	var ready []candidate
+	for i := range s.Members {
+		m := &s.Members[i]
+		if m.State != Joining && m.State != Spare && m.State != Active {
+			continue
+		}
+		x := f.Fact(m.Member)
+		if x == nil || x.Incarnation != m.Incarnation || !x.Connected || x.Dead || x.Silent || !x.Possession.Trainer || x.Leaving {
+			continue
+		}
+		ready = append(ready, candidate{m.Incarnate, -1, false})
+	}
+	want := s.WantGroups() * s.GroupSize()
+	if len(ready) < want && !(f.JoinClosed && len(ready) >= s.MinGroups()*s.GroupSize()) {
+		return Plan{Why: fmt.Sprintf("%d of %d members are ready", len(ready), want)}
+	}
+	floor, source, ok := p.origin(s, f)
+	if !ok {
+		return Plan{Why: "what the store holds is not known yet"}
+	}
+	c := FormGeneration{Base: s.World.Generation, Floor: floor, Source: source, Cause: "start", Newest: floor.Step, UnixNS: f.UnixNS}
+	c.World = p.world(s, assemble(s, nil, ready))
+	if source.Kind == FromSeed && len(s.Rewinds) == 0 && s.Floor.Step == 0 {
+		return Plan{Command: c, Why: fmt.Sprintf("%d members are ready", len(ready))}
+	}
+	c.Cause = fmt.Sprintf("resume from %s", source.Kind)
+	return Plan{Command: Rewind{FormGeneration: c, Branch: s.Branch + 1, Unreadable: f.Store.Unreadable}, Why: c.Cause}
+}
+
+// origin is the newest state of which every coordinate exists outside of living trainers: slabs, store, or the seed.
+func (p Planner) origin(s *State, f *Facts) (Floor, Source, bool) {
+	if !f.Store.Known {
+		return Floor{}, Source{}, false
+	}
+	best, source := InitialFloor(s.GroupSize()), Source{Kind: FromSeed}
+	if pub := f.Store.Published; pub != nil && pub.Step > 0 && len(pub.Labels) == s.GroupSize() && s.OfLineage(pub.Labels[0]) {
+		best, source = Floor{pub.Step, slices.Clone(pub.Labels)}, Source{Kind: FromStore, Commit: pub.Commit}
+	}
+	if floor, holders, ok := newestCopies(s, f, FromSlab); ok && floor.Step > best.Step {
+		best, source = floor, Source{Kind: FromSlab, Holders: holders}
+	}
+	if floor, holders, ok := newestCopies(s, f, FromLive); ok && floor.Step >= best.Step && floor.Step > 0 {
+		best, source = floor, Source{Kind: FromLive, Holders: holders}
+	}
+	return best, source, true
+}
+
+// newestCopies finds the newest step of the lineage of which connected members hold every coordinate, all made by one
+// generation. Holders are named in member order.
+func newestCopies(s *State, f *Facts, kind SourceKind) (Floor, []phalanx.MemberID, bool) {
+	type have struct {
+		label  phalanx.Label
+		holder phalanx.MemberID
+	}
+	var all []have
+	for i := range f.Members {
+		m := &f.Members[i]
+		if !m.Connected || m.Dead {
+			continue
+		}
+		if kind == FromLive {
+			if m.Possession.Trainer && m.Possession.Holds {
+				all = append(all, have{m.Possession.Label, m.Member})
+			}
+			continue
+		}
+		for _, l := range m.Slabs {
+			all = append(all, have{l, m.Member})
+		}
+	}
+	all = slices.DeleteFunc(all, func(h have) bool { return !s.OfLineage(h.label) })
+	slices.SortStableFunc(all, func(a, b have) int {
+		if a.label.Step != b.label.Step {
+			return int(b.label.Step) - int(a.label.Step)
+		}
+		return b.label.Generation.Compare(a.label.Generation)
+	})
+	for i := range all {
+		at := all[i].label
+		floor := Floor{at.Step, make([]phalanx.Label, s.GroupSize())}
+		found := make([]bool, s.GroupSize())
+		var holders []phalanx.MemberID
+		for _, h := range all {
+			if h.label.Step != at.Step || h.label.Generation != at.Generation || h.label.Coordinate < 0 || h.label.Coordinate >= len(found) {
+				continue
+			}
+			if !found[h.label.Coordinate] {
+				found[h.label.Coordinate], floor.Labels[h.label.Coordinate] = true, h.label
+			}
+			if floor.Labels[h.label.Coordinate] == h.label {
+				holders = append(holders, h.holder)
+			}
+		}
+		if !slices.Contains(found, false) {
+			slices.SortFunc(holders, phalanx.CompareMemberIDs)
+			return floor, slices.Compact(holders), true
+		}
+	}
+	return Floor{}, nil, false
+}
+
+func (p Planner) world(s *State, seats []phalanx.Seat) phalanx.World {
+	return phalanx.World{Generation: s.World.Generation.Next(), GroupSize: s.GroupSize(), SlotCount: slotCount(s), Seats: seats}
+}

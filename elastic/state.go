@@ -1,0 +1,255 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package elastic
+
+import (
+	"slices"
+
+	"phalanx"
+)
+
+// FormatVersion is the version of State in snapshots and of commands in the log.
+const FormatVersion = 1
+
+// MaxTransitions bounds the history kept in the state.
+const MaxTransitions = 256
+
+// MaxPublished bounds the published checkpoints that the state names; older ones are found in the store.
+const MaxPublished = 64
+
+// State is what the log decides. It runs from the log on every daemon and is never changed in place: Apply returns the next
+// one, so a pointer to a State is a snapshot.
+type State struct {
+	Version      int                  `json:"version"`
+	FeatureLevel int                  `json:"feature_level"`
+	Seq          uint64               `json:"seq"` // commands applied, refused ones included
+	Phase        Phase                `json:"phase"`
+	Halt         *HaltReason          `json:"halt,omitempty"`
+	Spec         *phalanx.JobSpec     `json:"spec,omitempty"`
+	State        []phalanx.TensorInfo `json:"state,omitempty"` // layout of the training state of one rank
+	Policy       Policy               `json:"policy"`
+	World        phalanx.World        `json:"world"`
+	Branch       int                  `json:"branch"`
+	Floor        Floor                `json:"floor"`
+	Source       Source               `json:"source"` // where those who do not stand at the floor read it
+	Activated    bool                 `json:"activated"`
+	Members      []Member             `json:"members"` // by CompareMemberIDs
+	Rewinds      []RewindRecord       `json:"rewinds,omitempty"`
+	Published    []Published          `json:"published,omitempty"` // oldest first
+	Kill         *Kill                `json:"kill,omitempty"`
+	Transitions  []Transition         `json:"transitions,omitempty"`
+	Done         *Done                `json:"done,omitempty"`
+}
+
+// Policy is what the user asked for, in members.
+type Policy struct {
+	Want int `json:"want"` // ranks of a full world
+	Min  int `json:"min"`  // fewer and the job halts; rounded up to whole groups
+}
+
+// Floor is the resume step of a generation with the label of the state per coordinate. It never falls but by a rewind.
+type Floor struct {
+	Step   phalanx.Step    `json:"step"`
+	Labels []phalanx.Label `json:"labels"` // indexed by coordinate
+}
+
+// Label is the label that a member of the given coordinate must hold to stand at the floor.
+func (f Floor) Label(coordinate int) phalanx.Label {
+	if coordinate >= 0 && coordinate < len(f.Labels) {
+		return f.Labels[coordinate]
+	}
+	return phalanx.Label{Step: f.Step, Coordinate: coordinate}
+}
+
+// InitialFloor is step 0, the state that the seed makes.
+func InitialFloor(groupSize int) Floor {
+	f := Floor{Labels: make([]phalanx.Label, groupSize)}
+	for c := range f.Labels {
+		f.Labels[c].Coordinate = c
+	}
+	return f
+}
+
+// SourceKind says where the state of the floor is read by those who do not have it.
+type SourceKind string
+
+// The kinds of source.
+const (
+	// FromSeed: the initial state, which every trainer makes from the seed.
+	FromSeed SourceKind = "seed"
+	// FromLive: living trainers of the world, named as holders.
+	FromLive SourceKind = "live"
+	// FromSlab: copies in host memory that outlived their trainers, named as holders.
+	FromSlab SourceKind = "slab"
+	// FromStore: a published checkpoint.
+	FromStore SourceKind = "store"
+)
+
+// Source is where the state of the floor is read.
+type Source struct {
+	Kind    SourceKind         `json:"kind"`
+	Holders []phalanx.MemberID `json:"holders,omitempty"`
+	Commit  uint64             `json:"commit,omitempty"` // number of the commit object, for FromStore
+}
+
+// Member is one member as the log knows it.
+type Member struct {
+	phalanx.Incarnate
+	State      MemberState `json:"state"`
+	Host       string      `json:"host"`
+	Coordinate int         `json:"coordinate"` // of the state it held last; -1 when it never had one
+	Why        string      `json:"why,omitempty"`
+}
+
+// RewindRecord names a branch of the lineage: everything above Source that was made before Generation is abandoned.
+type RewindRecord struct {
+	Generation phalanx.Generation `json:"generation"`
+	Branch     int                `json:"branch"`
+	Source     phalanx.Step       `json:"source"`
+	From       SourceKind         `json:"from"`
+	Why        string             `json:"why"`
+}
+
+// Published is a checkpoint that can be restored for ever.
+type Published struct {
+	Step       phalanx.Step       `json:"step"`
+	Generation phalanx.Generation `json:"generation"` // that made the step
+	Branch     int                `json:"branch"`
+	Labels     []phalanx.Label    `json:"labels"`
+	Commit     uint64             `json:"commit"`
+	Folder     string             `json:"folder"`
+	UnixNS     int64              `json:"unix_ns"`
+}
+
+// Kill remembers the slot that was being computed by the trainer that died last, to find a sample that kills.
+type Kill struct {
+	Step phalanx.Step      `json:"step"`
+	Slot phalanx.Slot      `json:"slot"`
+	Who  phalanx.Incarnate `json:"who"`
+}
+
+// HaltReason says why nobody may vote.
+type HaltReason struct {
+	Kind  HaltKind `json:"kind"`
+	Words string   `json:"words"`
+}
+
+// HaltKind tells a halt that ends by itself from one that does not.
+type HaltKind string
+
+// The kinds of halt.
+const (
+	// BelowMinimum ends when enough members are ready again.
+	BelowMinimum HaltKind = "below_minimum"
+	// Poison is a sample that killed two incarnations; the job ends.
+	Poison HaltKind = "poison"
+	// CrashLoop means that too few members can be started at all; the job ends.
+	CrashLoop HaltKind = "crash_loop"
+	// StoppedByOperator is a stop that was asked for: the job ends and resumes with the next run.
+	StoppedByOperator HaltKind = "stopped"
+)
+
+// Ends reports whether the run is over when the job halts for this reason.
+func (k HaltKind) Ends() bool { return k != BelowMinimum }
+
+// Transition is one change of the world with its evidence and how long each part took.
+type Transition struct {
+	Generation phalanx.Generation  `json:"generation"`
+	Cause      string              `json:"cause"`
+	Planned    bool                `json:"planned,omitempty"`
+	Rewind     bool                `json:"rewind,omitempty"`
+	Branch     int                 `json:"branch"`
+	Members    []phalanx.MemberID  `json:"members"`
+	Lost       []phalanx.Incarnate `json:"lost,omitempty"`
+	Healing    []phalanx.MemberID  `json:"healing,omitempty"` // members that read the state of the floor
+	Evidence   []phalanx.Evidence  `json:"evidence,omitempty"`
+	ResumeStep phalanx.Step        `json:"resume_step"`
+	Newest     phalanx.Step        `json:"newest_step"` // newest step that anybody had voted for
+	Seconds    *Seconds            `json:"seconds,omitempty"`
+	UnixNS     int64               `json:"unix_ns"`
+}
+
+// Seconds is how long the parts of a transition took.
+type Seconds struct {
+	Detect    float64 `json:"detect"`
+	Agree     float64 `json:"agree"`
+	Seal      float64 `json:"seal"`
+	Form      float64 `json:"form"`
+	Heal      float64 `json:"heal"`
+	FirstStep float64 `json:"first_step"`
+}
+
+// NewState is the state before the first command.
+func NewState() *State {
+	return &State{Version: FormatVersion, FeatureLevel: FormatVersion, Phase: Idle}
+}
+
+// Member returns the member with this id, nil when the log does not know it.
+func (s *State) Member(id phalanx.MemberID) *Member {
+	i, ok := slices.BinarySearchFunc(s.Members, id, func(m Member, id phalanx.MemberID) int {
+		return phalanx.CompareMemberIDs(m.Member, id)
+	})
+	if !ok {
+		return nil
+	}
+	return &s.Members[i]
+}
+
+// Living reports whether exactly this life of a member is known and not gone.
+func (s *State) Living(i phalanx.Incarnate) bool {
+	m := s.Member(i.Member)
+	return m != nil && m.Incarnation == i.Incarnation && m.State != Gone
+}
+
+// GroupSize is the committed group size, 1 before the spec is.
+func (s *State) GroupSize() int {
+	if s.Spec == nil || s.Spec.GroupSize < 1 {
+		return 1
+	}
+	return s.Spec.GroupSize
+}
+
+// MinGroups is the fewest replica groups that may train.
+func (s *State) MinGroups() int { return max(1, (s.Policy.Min+s.GroupSize()-1)/s.GroupSize()) }
+
+// WantGroups is the number of replica groups of a full world, bounded by the slots.
+func (s *State) WantGroups() int {
+	want := max(1, s.Policy.Want/s.GroupSize())
+	if s.Spec != nil && s.Spec.Slots < want {
+		want = s.Spec.Slots
+	}
+	return want
+}
+
+// clone copies everything that Apply may change.
+func (s *State) clone() *State {
+	t := *s
+	t.World = s.World.Clone()
+	t.Members = slices.Clone(s.Members)
+	t.Rewinds = slices.Clone(s.Rewinds)
+	t.Published = slices.Clone(s.Published)
+	t.Transitions = slices.Clone(s.Transitions)
+	return &t
+}
+
+// OfLineage reports whether a state with this label may be continued: no rewind after its generation went below its step.
+func (s *State) OfLineage(l phalanx.Label) bool {
+	for _, r := range s.Rewinds {
+		if l.Generation.Less(r.Generation) && l.Step > r.Source {
+			return false
+		}
+	}
+	return true
+}
+
+// NewestPublished returns the newest published checkpoint of the lineage, nil when there is none.
+func (s *State) NewestPublished() *Published {
+	var newest *Published
+	for i := range s.Published {
+		p := &s.Published[i]
+		if len(p.Labels) > 0 && s.OfLineage(p.Labels[0]) && (newest == nil || p.Step >= newest.Step) {
+			newest = p
+		}
+	}
+	return newest
+}
