@@ -4,6 +4,7 @@ package wire
 
 import (
 	"fmt"
+	"iter"
 	"runtime"
 	"strings"
 	"sync/atomic"
@@ -14,16 +15,25 @@ import (
 func load(words []uint64, i int) uint64     { return atomic.LoadUint64(&words[i]) }
 func store(words []uint64, i int, v uint64) { atomic.StoreUint64(&words[i], v) }
 
-// writeCell puts a payload into the copy that is not current and flips the word last: a writer that is killed before the
-// last store has changed nothing, and its successor goes on from the word it finds.
-func writeCell(cell []uint64, payload []uint64) {
-	word := load(cell, 0)
-	next := 1 - word&1
-	at := 1 + int(next)*len(payload)
-	for i, v := range payload {
-		store(cell, at+i, v)
+// cellStores yields the stores of one write in their order: a payload into the copy that is not current, then the word. A
+// writer that is killed before the last store has changed nothing, and its successor goes on from the word it finds.
+func cellStores(word uint64, payload []uint64) iter.Seq2[int, uint64] {
+	return func(yield func(int, uint64) bool) {
+		next := 1 - word&1
+		at := 1 + int(next)*len(payload)
+		for i, v := range payload {
+			if !yield(at+i, v) {
+				return
+			}
+		}
+		yield(0, (word>>1+1)<<1|next)
 	}
-	store(cell, 0, (word>>1+1)<<1|next)
+}
+
+func writeCell(cell []uint64, payload []uint64) {
+	for i, v := range cellStores(load(cell, 0), payload) {
+		store(cell, i, v)
+	}
 }
 
 // spinReads is after how many disturbed reads a reader lets the writer's goroutine run.

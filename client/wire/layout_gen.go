@@ -225,8 +225,8 @@ const (
 	DTypeF64 DType = 2
 	// DTypeI64: int64.
 	DTypeI64 DType = 3
-	// DTypeBf16: bfloat16.
-	DTypeBf16 DType = 4
+	// DTypeBF16: bfloat16.
+	DTypeBF16 DType = 4
 	// DTypeF16: float16.
 	DTypeF16 DType = 5
 )
@@ -241,7 +241,7 @@ func (v DType) String() string {
 		return "f64"
 	case DTypeI64:
 		return "i64"
-	case DTypeBf16:
+	case DTypeBF16:
 		return "bf16"
 	case DTypeF16:
 		return "f16"
@@ -1649,7 +1649,7 @@ type Descriptor struct {
 	Generation phalanx.Generation
 	Sequence   uint64
 	Op         Op
-	Dtype      DType
+	DType      DType
 	Group      uint64
 	Root       phalanx.Rank
 	Count      int64
@@ -1670,7 +1670,7 @@ func (v Descriptor) Encode(w []uint64) {
 	w[0], w[0+1] = uint64(v.Generation.Epoch), v.Generation.Number
 	w[2] = v.Sequence
 	w[3] = uint64(v.Op)
-	w[4] = uint64(v.Dtype)
+	w[4] = uint64(v.DType)
 	w[5] = v.Group
 	w[6] = uint64(v.Root)
 	w[7] = uint64(v.Count)
@@ -1688,7 +1688,7 @@ func (v *Descriptor) Decode(w []uint64) {
 	v.Generation = phalanx.Generation{Epoch: uint32(w[0]), Number: w[0+1]}
 	v.Sequence = w[2]
 	v.Op = Op(w[3])
-	v.Dtype = DType(w[4])
+	v.DType = DType(w[4])
 	v.Group = w[5]
 	v.Root = phalanx.Rank(w[6])
 	v.Count = int64(w[7])

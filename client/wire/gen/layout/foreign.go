@@ -14,8 +14,20 @@ type constant struct {
 	value uint64
 }
 
-// constants lists everything a client in another language needs: offsets in bytes, sizes of payloads in words, and the word
-// of each field inside its payload.
+// unique refuses a name that two things would get in C and Python.
+func (p *Page) unique() error {
+	seen := map[string]bool{}
+	for _, k := range p.constants() {
+		if seen[k.name] {
+			return fmt.Errorf("two constants are called %s", k.name)
+		}
+		seen[k.name] = true
+	}
+	return nil
+}
+
+// constants lists everything a client in another language needs: where each thing lies in bytes (_AT, and _PLACES of them
+// _STRIDE apart), the size of its payload in words, and the word of each field inside the payload.
 func (p *Page) constants() []constant {
 	out := []constant{
 		{"MAGIC", p.Magic}, {"MAJOR", uint64(p.Major)}, {"MINOR", uint64(p.Minor)}, {"PAGE_BYTES", uint64(p.PageBytes)},
@@ -32,9 +44,9 @@ func (p *Page) constants() []constant {
 	}
 	for _, group := range [][]Item{p.Cells, p.Records, p.Words} {
 		for _, it := range group {
-			out = append(out, constant{it.Name + "_OFFSET", uint64(it.Offset)})
+			out = append(out, constant{it.Name + "_AT", uint64(it.Offset)})
 			if it.Count > 1 {
-				out = append(out, constant{it.Name + "_COUNT", uint64(it.Count)}, constant{it.Name + "_STRIDE", uint64(it.Stride)})
+				out = append(out, constant{it.Name + "_PLACES", uint64(it.Count)}, constant{it.Name + "_STRIDE", uint64(it.Stride)})
 			}
 			if len(it.Fields) == 0 {
 				continue
@@ -65,7 +77,7 @@ func fieldConstants(item string, f Field) []constant {
 func (p *Page) c() []byte {
 	b := &bytes.Buffer{}
 	fmt.Fprintf(b, "/* SPDX-License-Identifier: Apache-2.0 */\n/* %s */\n\n#ifndef PHALANX_PAGE_H\n#define PHALANX_PAGE_H\n\n", notice)
-	fmt.Fprintf(b, "/* Offsets, strides and sizes are bytes; _WORDS and fields count 8-byte words of a payload. */\n\n")
+	fmt.Fprintf(b, "/* _AT and _STRIDE are bytes, _PLACES is how many there are; _WORDS and fields count 8-byte words of a payload. */\n\n")
 	for _, k := range p.constants() {
 		fmt.Fprintf(b, "#define PHALANX_%s %s\n", k.name, number(k.value, "ull"))
 	}
@@ -76,7 +88,7 @@ func (p *Page) c() []byte {
 func (p *Page) python() []byte {
 	b := &bytes.Buffer{}
 	fmt.Fprintf(b, "# SPDX-License-Identifier: Apache-2.0\n# %s\n", notice)
-	fmt.Fprintf(b, "\"\"\"Layout of the control page: offsets, strides and sizes in bytes; _WORDS and fields in 8-byte words.\"\"\"\n\n")
+	fmt.Fprintf(b, "\"\"\"Layout of the control page: _AT and _STRIDE in bytes, _PLACES of each; _WORDS and fields in 8-byte words.\"\"\"\n\n")
 	for _, k := range p.constants() {
 		fmt.Fprintf(b, "%s = %s\n", k.name, number(k.value, ""))
 	}

@@ -99,6 +99,9 @@ func Generate(text []byte) (map[string][]byte, error) {
 	if err != nil {
 		return nil, err
 	}
+	if err := p.unique(); err != nil {
+		return nil, err
+	}
 	golang, err := p.golang()
 	if err != nil {
 		return nil, err
@@ -253,7 +256,9 @@ func camel(name string) string {
 	var b strings.Builder
 	for part := range strings.SplitSeq(name, "_") {
 		switch part {
-		case "ok", "ns", "pid":
+		case "dtype":
+			b.WriteString("DType")
+		case "ok", "ns", "pid", "bf16":
 			b.WriteString(strings.ToUpper(part))
 		default:
 			b.WriteString(strings.ToUpper(part[:1]) + part[1:])
