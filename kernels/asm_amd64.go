@@ -42,7 +42,13 @@ func leafBest(p []byte, k *laneKeys) (l [2]uint64) {
 	if rows > 0 {
 		var sums [2][4]uint64
 		data := unsafe.SliceData(p)
-		leafRowsAVX2(data, rows, &rowKeys, &k.a, uintptr(unsafe.Pointer(data))+LeafBytes, &sums)
+		next := uintptr(unsafe.Pointer(data))
+		if cap(p) >= 2*LeafBytes {
+			// p is cut out of a tensor with a further leaf. Otherwise the prefetch goes to p itself, which costs nothing:
+			// fetching what nobody will read would double the traffic of small tensors.
+			next += LeafBytes
+		}
+		leafRowsAVX2(data, rows, &rowKeys, &k.a, next, &sums)
 		for q, s := range sums {
 			l[q] = s[0] + s[1] + s[2] + s[3]
 		}

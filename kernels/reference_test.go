@@ -16,6 +16,14 @@ import (
 
 var referencePrime = new(big.Int).Sub(new(big.Int).Lsh(big.NewInt(1), 61), big.NewInt(1))
 
+// referenceKeys holds K of the first key set, then of the second.
+var referenceKeys = func() (k [128]uint32) {
+	for c := range uint64(128) {
+		k[c] = uint32(mix(c+1)) | 1
+	}
+	return k
+}()
+
 func referenceLeaves(seed uint64, data []byte) (leaves [][2]uint64) {
 	for len(data) > 0 {
 		var leaf [65536]byte
@@ -28,8 +36,7 @@ func referenceLeaves(seed uint64, data []byte) (leaves [][2]uint64) {
 				for j := range uint64(16) {
 					for i := range uint64(4) {
 						w := binary.LittleEndian.Uint32(leaf[4*(j*1024+t*4+i):])
-						k := uint32(mix(4*j+i+64*q+1)) | 1
-						s += uint64(k) * uint64(w)
+						s += uint64(referenceKeys[64*q+4*j+i]) * uint64(w)
 					}
 				}
 				l[q] += (mix(seed^mix(256+t+256*q)) | 1) * s
