@@ -90,7 +90,7 @@ func (m *Model) forward(w weights, context []byte, target byte, noise *stream) f
 	for j := range m.pre {
 		m.pre[j] = w.hiddenBias[j] + dot(w.hidden[j*len(m.x):(j+1)*len(m.x)], m.x)
 		// Softsign: a sigmoid from exact operations only.
-		m.h[j] = m.pre[j] / (1 + abs(m.pre[j])) * m.keep[j]
+		m.h[j] = float32(m.pre[j] / (1 + abs(m.pre[j])) * m.keep[j])
 	}
 	top := float32(math.Inf(-1))
 	for v := range m.logits {
@@ -133,7 +133,7 @@ func (m *Model) backward(w, g weights, context []byte, target byte, share float3
 		if v == int(target) {
 			d -= 1
 		}
-		d *= share
+		d = float32(d * share)
 		g.outputBias[v] += d
 		row := m.shape.Hidden
 		axpy(g.output[v*row:(v+1)*row], d, m.h)
@@ -142,7 +142,7 @@ func (m *Model) backward(w, g weights, context []byte, target byte, share float3
 	clear(m.dx)
 	for j, d := range m.dh {
 		below := 1 + abs(m.pre[j])
-		d = d * m.keep[j] / float32(below*below)
+		d = float32(d*m.keep[j]) / float32(below*below)
 		g.hiddenBias[j] += d
 		row := len(m.x)
 		axpy(g.hidden[j*row:(j+1)*row], d, m.x)

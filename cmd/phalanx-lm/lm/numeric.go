@@ -56,7 +56,7 @@ func exp(x float64) float64 {
 	for n := 13; n > 0; n-- {
 		p = 1 + float64(float64(r*p)*reciprocal[n])
 	}
-	return p * math.Float64frombits(uint64(int64(k)+1023)<<52)
+	return float64(p * math.Float64frombits(uint64(int64(k)+1023)<<52))
 }
 
 var reciprocal = func() (r [14]float64) {
@@ -90,9 +90,9 @@ func power(x float64, n uint64) float64 {
 	y := 1.0
 	for ; n > 0; n >>= 1 {
 		if n&1 == 1 {
-			y *= x
+			y = float64(y * x)
 		}
-		x *= x
+		x = float64(x * x)
 	}
 	return y
 }

@@ -55,7 +55,7 @@ func (o Optimizer) Apply(s *State, step phalanx.Step, gradient []float32, stats 
 }
 
 func (o Optimizer) update(s *State, step phalanx.Step, gradient []float32, clip float32) {
-	rate := o.Rate * min(1, float64(step)/float64(max(1, o.WarmUp)))
+	rate := float64(o.Rate * min(1, float64(step)/float64(max(1, o.WarmUp))))
 	beta1, rest1 := float32(o.Beta1), float32(1-o.Beta1)
 	beta2, rest2 := float32(o.Beta2), float32(1-o.Beta2)
 	// Bias corrections, from the committed step.

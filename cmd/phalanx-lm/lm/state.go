@@ -117,7 +117,7 @@ func NewState(layout *Layout, seed uint64) *State {
 		// Uniform with a variance of 1/fanIn, so that layers keep the size of their inputs.
 		width := float32(math.Sqrt(3 / float64(b.fanIn)))
 		for k := range b.elements() {
-			s.Parameters[b.offset+k] = width * draw.symmetric()
+			s.Parameters[b.offset+k] = float32(width * draw.symmetric())
 		}
 	}
 	return s
