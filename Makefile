@@ -16,6 +16,8 @@ VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unkn
 
 # Newer amd64 levels let the compiler fuse a product and a sum, which changes bits: all builds of a job use the same level.
 export GOAMD64 := v1
+# The version is asked from git below; go itself would fail where the checkout belongs to another user.
+export GOFLAGS := $(strip $(GOFLAGS) -buildvcs=false)
 
 LINT := $(GO) tool -modfile=tools/go.mod golangci-lint
 
