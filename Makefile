@@ -22,9 +22,10 @@ export GOFLAGS := $(strip $(GOFLAGS) -buildvcs=false)
 LINT := $(GO) tool -modfile=tools/go.mod golangci-lint
 
 # These start real processes and measure what they do, so they run alone, after everything else.
-E2E := ./chaos/... ./cmd/...
-E2E_PACKAGES = $(shell $(GO) list $(E2E) 2>/dev/null)
-UNIT_PACKAGES = $(filter-out $(E2E_PACKAGES),$(shell $(GO) list ./...))
+PACKAGES = $(shell $(GO) list ./...)
+E2E = phalanx/chaos phalanx/chaos/% phalanx/cmd/%
+E2E_PACKAGES = $(filter $(E2E),$(PACKAGES))
+UNIT_PACKAGES = $(filter-out $(E2E),$(PACKAGES))
 GO_TEST = $(GO) test -race -shuffle=on -vet=off -timeout=7m $(TESTFLAGS)
 
 .PHONY: help
