@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package host
+
+import (
+	"sync/atomic"
+
+	"phalanx"
+)
+
+// BoardBytes is the size of a board: shared memory of one member, written by its daemon only and mapped read-only by the
+// other daemons of the host. It must start at a multiple of 8 bytes; the natural place is behind the part of the segment
+// file that the trainer was given. A fresh file (all zero) is a valid board.
+const BoardBytes = boardHead + groups*mailSlots*maxPayload
+
+// The words of a board, for each group. All are little-endian and accessed atomically.
+const (
+	boardHead  = 4096
+	groupWords = boardHead / 8 / groups
+
+	// wordPosted is the stamp of the operation that the member takes part in, 0 when there is none. The words up to
+	// wordOut belong to it: they are written while it is 0, and a reader looks at it again after reading anything.
+	wordPosted = 0
+	wordSig    = 1
+	wordIn     = 2
+	wordStride = 3
+	wordOut    = 4
+	// wordReduced counts the chunks of the member's own shard that are final in its output: progress(stamp, chunks).
+	wordReduced = 8
+	// wordLeft is the stamp of the newest operation in which the member reads nobody's memory any more.
+	wordLeft = 9
+	// wordFailed is the stamp of the operation that the member gave up other than by a revoke.
+	wordFailed = 10
+	// wordSleeping is 1 while the member's worker sleeps or is about to: only then need it be rung.
+	wordSleeping = 16
+	// wordAcks counts, for each partner of the halving exchange, the messages taken from that partner's mailbox.
+	wordAcks = 24
+	maxAcks  = 40
+	mailSlots = 2
+	// wordMail holds for each mailbox slot mailWords words; see mail.go.
+	wordMail  = wordAcks + maxAcks
+	mailWords = 4
+)
+
+// board is the view of one group's part of a member's board.
+type board struct {
+	words []uint64
+	mail  []byte // mailSlots payloads
+}
+
+func boardOf(b []byte, group int) board {
+	return board{
+		words: u64s(b[:boardHead])[group*groupWords:][:groupWords],
+		mail:  b[boardHead+group*mailSlots*maxPayload:][:mailSlots*maxPayload],
+	}
+}
+
+func (b board) load(i int) uint64     { return atomic.LoadUint64(&b.words[i]) }
+func (b board) store(i int, v uint64) { atomic.StoreUint64(&b.words[i], v) }
+
+// stampOf packs a generation and the number of an operation within it (from 1) in one word. Generations that meet on one
+// host are neighbours, so 32 bits of their mixture tell them apart.
+func stampOf(gen phalanx.Generation, seq uint32) uint64 {
+	return uint64(uint32(gen.Number)^gen.Epoch*0x9e3779b1)<<32 | uint64(seq)
+}
+
+// reached reports whether a stamp is of the same generation as want and not older.
+func reached(stamp, want uint64) bool {
+	return stamp>>32 == want>>32 && uint32(stamp) >= uint32(want)
+}
+
+// progress packs a count with enough of a stamp that it is not taken for another operation's.
+func progress(stamp uint64, count int) uint64 {
+	return uint64(uint32(mix(stamp)))<<32 | uint64(uint32(count))
+}
+
+// counted unpacks what progress packed: 0 when it is of another operation.
+func counted(word, stamp uint64) int {
+	if word>>32 != uint64(uint32(mix(stamp))) {
+		return 0
+	}
+	return int(uint32(word))
+}
+
+// clear takes the operation back: from now on whoever reads the member's memory for it will notice.
+func (b board) clear() { b.store(wordPosted, 0) }
+
+// reset makes the board that of a new generation, without operations.
+func (b board) reset() {
+	b.clear()
+	for i := 1; i < groupWords; i++ {
+		b.store(i, 0)
+	}
+}
+
+// post publishes an operation.
+func (b board) post(stamp, sig uint64, op *Op) {
+	b.clear()
+	b.store(wordSig, sig)
+	b.store(wordIn, uint64(op.InOffset))
+	b.store(wordStride, uint64(op.InStride))
+	b.store(wordOut, uint64(op.OutOffset))
+	b.store(wordReduced, progress(stamp, 0))
+	b.store(wordPosted, stamp)
+}
+
+// record is what a member posted.
+type record struct {
+	sig             uint64
+	in, stride, out int64
+}
+
+// read returns what a member posted under the stamp; false when it moved meanwhile.
+func (b board) read(stamp uint64) (record, bool) {
+	if b.load(wordPosted) != stamp {
+		return record{}, false
+	}
+	r := record{b.load(wordSig), int64(b.load(wordIn)), int64(b.load(wordStride)), int64(b.load(wordOut))}
+	return r, b.load(wordPosted) == stamp
+}

@@ -1,0 +1,256 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package host
+
+import (
+	"errors"
+	"fmt"
+
+	"phalanx"
+)
+
+// ErrMismatch is returned to every member of an operation whose members asked for different things. The message names
+// two ranks that differ. The group does nothing more in this generation.
+var ErrMismatch = errors.New("members asked for different collectives")
+
+// ErrDeadline is returned when an operation made no progress for Options.Timeout. The message names the ranks waited for.
+var ErrDeadline = errors.New("collective made no progress")
+
+// ErrPeer is returned when another member gave the operation up, or its link broke.
+var ErrPeer = errors.New("peer gave up")
+
+// ErrInvalid is returned for an operation that does not fit the segment, the world or the rules of its kind.
+var ErrInvalid = errors.New("invalid collective")
+
+// Kind says what an operation does. The numbers are those of the control page.
+type Kind uint64
+
+// The kinds of operations.
+const (
+	// AllReduce sums over the slot tree; every member gets the whole sum at OutOffset.
+	AllReduce Kind = 1
+	// ReduceScatter sums over the slot tree; member i gets the elements [Shard] gives it, at OutOffset.
+	ReduceScatter Kind = 2
+	// AllGather gives every member the Count elements of all members, in rank order, at OutOffset.
+	AllGather Kind = 3
+	// Broadcast gives every member the Count elements of Root at OutOffset; the root's own copy included.
+	Broadcast Kind = 4
+	// Barrier ends when all members have entered it.
+	Barrier Kind = 5
+)
+
+func (k Kind) String() string {
+	switch k {
+	case AllReduce:
+		return "all_reduce"
+	case ReduceScatter:
+		return "reduce_scatter"
+	case AllGather:
+		return "all_gather"
+	case Broadcast:
+		return "broadcast"
+	case Barrier:
+		return "barrier"
+	}
+	return fmt.Sprintf("kind %d", uint64(k))
+}
+
+// DType is the type of the elements in the segments. The numbers are those of the control page.
+type DType uint64
+
+// The element types. BF16 and F16 are summed as float32 and rounded once at the end.
+const (
+	F32  DType = 1
+	F64  DType = 2
+	I64  DType = 3
+	BF16 DType = 4
+	F16  DType = 5
+)
+
+// Size is the number of bytes of an element, 0 when the type is unknown.
+func (d DType) Size() int64 {
+	switch d {
+	case F32:
+		return 4
+	case F64, I64:
+		return 8
+	case BF16, F16:
+		return 2
+	}
+	return 0
+}
+
+// The groups of ranks that an operation can run among.
+const (
+	// GroupReplicas is all seats with the coordinate of this one: the group that sums gradients.
+	GroupReplicas = 0
+	// GroupWorld is all seats. With a group size above 1 it cannot sum over slots: several seats hold the same ones.
+	GroupWorld = 1
+
+	groups = 2
+)
+
+// Op is one operation as the trainer's descriptor gives it. Offsets and strides are bytes in the member's own segment;
+// they need not agree between members, everything else must.
+type Op struct {
+	// Seq is the number of the descriptor; it only appears in messages. Operations are matched between members by their
+	// order within the group and generation, so members that joined at different times agree.
+	Seq   uint64
+	Kind  Kind
+	DType DType
+	Group int
+	// Root is the rank that Broadcast reads from; it must be in the group.
+	Root phalanx.Rank
+	// Count is the number of elements of one input buffer.
+	Count int64
+	// InOffset is where the first input buffer starts; the k-th starts InStride·k further on.
+	InOffset, InStride int64
+	// InNodes is the number of input buffers. For AllReduce and ReduceScatter it must be the number of nodes in
+	// SlotTree.Cover of the seat's slots; otherwise it is not looked at.
+	InNodes int
+	// OutOffset is where the result goes. It may be equal to the place of an input buffer, or apart from all of them.
+	OutOffset int64
+	// Scale multiplies the sum once by 1/S at the root of the tree: rounded to float32 for F32, BF16 and F16, as float64
+	// for F64, not at all for I64.
+	Scale bool
+}
+
+// Shard returns the elements [first, end) of count that member i of n owns: a balanced split at multiples of 16 elements,
+// so that shards of every type start at a multiple of 32 bytes.
+func Shard(count int64, n, i int) (first, end int64) {
+	const align = 16
+	units := count / align
+	if count%align != 0 {
+		units++
+	}
+	first, end = units*int64(i)/int64(n)*align, units*int64(i+1)/int64(n)*align
+	return min(first, count), min(end, count)
+}
+
+func (op *Op) sums() bool { return op.Kind == AllReduce || op.Kind == ReduceScatter }
+
+// outElements is how many elements member i of n gets.
+func (op *Op) outElements(n, i int) int64 {
+	switch op.Kind {
+	case AllReduce, Broadcast:
+		return op.Count
+	case ReduceScatter:
+		first, end := Shard(op.Count, n, i)
+		return end - first
+	case AllGather:
+		return op.Count * int64(n)
+	}
+	return 0
+}
+
+// sig is equal exactly when two members asked for the same, up to a chance of 2^-64. It is never 0.
+func (op *Op) sig(directMax int) uint64 {
+	root, scale := uint64(0), uint64(0)
+	if op.Kind == Broadcast {
+		root = uint64(op.Root)
+	}
+	if op.Scale && op.sums() {
+		scale = 1
+	}
+	h := uint64(0x5048584c)
+	for _, v := range [...]uint64{uint64(op.Kind), uint64(op.DType), uint64(op.Count), root, scale, uint64(directMax)} {
+		h = mix(h ^ v)
+	}
+	return h | 1
+}
+
+// mix is the finaliser of SplitMix64.
+func mix(z uint64) uint64 {
+	z += 0x9e3779b97f4a7c15
+	z = (z ^ z>>30) * 0xbf58476d1ce4e5b9
+	z = (z ^ z>>27) * 0x94d049bb133111eb
+	return z ^ z>>31
+}
+
+// check refuses what does not fit. segment is the length of the member's segment, n and me its place in the group, cover
+// the number of buffers that its slots need.
+func (op *Op) check(segment int64, n, me, cover int, root bool) error {
+	bad := func(format string, args ...any) error {
+		return fmt.Errorf("%s %d: "+format+": %w", append(append([]any{op.Kind, op.Seq}, args...), ErrInvalid)...)
+	}
+	if op.Kind < AllReduce || op.Kind > Barrier {
+		return bad("unknown kind")
+	}
+	if op.Kind == Barrier {
+		return nil
+	}
+	size := op.DType.Size()
+	if size == 0 {
+		return bad("unknown element type %d", op.DType)
+	}
+	if op.Count < 0 || op.Count > segment/size {
+		return bad("%d elements of %d bytes in a segment of %d bytes", op.Count, size, segment)
+	}
+	buffers := op.buffers(root)
+	if op.sums() && op.InNodes != cover {
+		return bad("%d input buffers, the slots of this seat need %d", op.InNodes, cover)
+	}
+	bytes := op.Count * size
+	if buffers > 0 {
+		if err := fits(segment, size, op.InOffset, op.InStride, buffers, bytes); err != nil {
+			return bad("input: %v", err)
+		}
+	}
+	out := op.outElements(n, me) * size
+	if err := fits(segment, size, op.OutOffset, 0, 1, out); err != nil {
+		return bad("output: %v", err)
+	}
+	return op.checkOverlap(buffers, bytes, out, n, me, bad)
+}
+
+// checkOverlap allows a result to take the place of an input exactly, where every element is read before it is written
+// and no other member reads what is written; any other overlap would feed results back into sums.
+func (op *Op) checkOverlap(buffers int, in, out int64, n, me int, bad func(string, ...any) error) error {
+	if in == 0 || out == 0 {
+		return nil
+	}
+	place := op.OutOffset // where the input lies if the operation is in place
+	switch op.Kind {
+	case ReduceScatter:
+		first, _ := Shard(op.Count, n, me)
+		place -= first * op.DType.Size()
+	case AllGather:
+		place += int64(me) * in
+	}
+	for k := range buffers {
+		at := op.InOffset + int64(k)*op.InStride
+		apart := op.OutOffset+out <= at || at+in <= op.OutOffset
+		if !apart && at != place {
+			return bad("output at %d overlaps input %d at %d", op.OutOffset, k, at)
+		}
+	}
+	return nil
+}
+
+// buffers is how many input buffers the member has.
+func (op *Op) buffers(root bool) int {
+	switch {
+	case op.sums():
+		return op.InNodes
+	case op.Kind == AllGather, op.Kind == Broadcast && root:
+		return 1
+	}
+	return 0
+}
+
+// fits reports whether n buffers of the given bytes lie inside a segment, aligned to their elements.
+func fits(segment, size, offset, stride int64, n int, bytes int64) error {
+	if n == 1 {
+		stride = 0 // not used
+	}
+	if offset < 0 || offset%size != 0 || stride < 0 || stride%size != 0 {
+		return fmt.Errorf("offset %d, stride %d: want multiples of %d", offset, stride, size)
+	}
+	if n > 1 && stride < bytes {
+		return fmt.Errorf("stride %d below the %d bytes of a buffer", stride, bytes)
+	}
+	if n < 0 || bytes > segment || offset > segment-bytes || n > 1 && stride > (segment-bytes-offset)/int64(n-1) {
+		return fmt.Errorf("%d buffers of %d bytes at %d, stride %d, exceed the segment of %d bytes", n, bytes, offset, stride, segment)
+	}
+	return nil
+}

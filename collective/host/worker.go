@@ -1,0 +1,295 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package host
+
+import (
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"phalanx"
+)
+
+// maxQueued bounds the operations of a group that wait: the trainer's ring has as many descriptors.
+const maxQueued = 64
+
+// worker runs the operations of one group in one generation, in order. Only its goroutine touches segments.
+type worker struct {
+	f       *formation
+	index   int
+	board   board
+	members []member // in rank order
+	me      int
+	locals  []*local // other members on this host
+
+	tree    phalanx.SlotTree
+	fold    *fold
+	foldErr error // why the group cannot sum
+	arith   *arithmetic
+
+	stamp  uint64
+	broken error         // set once an operation failed; nothing more runs then
+	wake   chan struct{} // 1: only "look again" matters
+	busy   atomic.Bool   // an operation runs, so a ring may concern the worker
+
+	// mu guards what other goroutines hand in, the remotes of members included. Only the worker writes seq.
+	mu    sync.Mutex
+	seq   uint32 // number of the operation that runs, from 1
+	tasks []task
+	ended error // set when nothing more will run
+}
+
+type task struct {
+	op   Op
+	done func(error)
+}
+
+func newWorker(f *formation, index, slots int) *worker {
+	tree := phalanx.SlotTree{Slots: slots}
+	return &worker{
+		f: f, index: index, board: boardOf(f.self.Board, index), wake: make(chan struct{}, 1),
+		tree: tree, arith: newArithmetic(tree),
+	}
+}
+
+// add appends a seat. Seats come in rank order.
+func (w *worker) add(s phalanx.Seat, self Self, locals []LocalPeer, remotes []RemotePeer) {
+	m := member{rank: s.Rank, cover: w.tree.Cover(s.Slots)}
+	switch {
+	case s.Rank == self.Rank:
+		w.me = len(w.members)
+		m.self, m.local = true, &local{segment: self.Segment, board: w.board}
+	default:
+		for _, l := range locals {
+			if l.Rank == s.Rank {
+				m.local = &local{segment: l.Segment, board: boardOf(l.Board, w.index), ring: l.Ring}
+				w.locals = append(w.locals, m.local)
+			}
+		}
+		for _, r := range remotes {
+			if r.Rank == s.Rank {
+				m.peer = &remote{link: r.Link}
+			}
+		}
+	}
+	w.members = append(w.members, m)
+}
+
+// complete compiles the fold over all members' buffers.
+func (w *worker) complete() {
+	var nodes []phalanx.Node
+	for i := range w.members {
+		w.members[i].regs = len(nodes)
+		nodes = append(nodes, w.members[i].cover...)
+	}
+	w.fold, w.foldErr = newFold(w.tree, nodes, true)
+}
+
+func (w *worker) post(op Op, done func(error)) {
+	w.mu.Lock()
+	err := w.ended
+	if err == nil && len(w.tasks) >= maxQueued {
+		err = fmt.Errorf("%d operations wait already: %w", maxQueued, ErrInvalid)
+	}
+	if err == nil {
+		w.tasks = append(w.tasks, task{op, done})
+	}
+	w.mu.Unlock()
+	if err != nil {
+		done(fmt.Errorf("%s %d: %w", op.Kind, op.Seq, err))
+		return
+	}
+	w.signal()
+}
+
+// ping wakes the worker if it has something to wait for.
+func (w *worker) ping() {
+	if w.busy.Load() {
+		w.signal()
+	}
+}
+
+func (w *worker) signal() {
+	select {
+	case w.wake <- struct{}{}:
+	default:
+	}
+}
+
+func (w *worker) run() {
+	defer w.end()
+	for {
+		w.mu.Lock()
+		var t task
+		if len(w.tasks) > 0 {
+			t = w.tasks[0]
+			w.tasks = w.tasks[1:]
+		}
+		w.mu.Unlock()
+		if t.done == nil {
+			select {
+			case <-w.wake:
+				continue
+			case <-w.f.stop:
+				return
+			}
+		}
+		w.busy.Store(true)
+		err := w.execute(&t.op)
+		w.busy.Store(false)
+		t.done(err)
+	}
+}
+
+// end answers what is still queued.
+func (w *worker) end() {
+	w.board.clear()
+	w.mu.Lock()
+	w.ended = fmt.Errorf("generation %s: %w", w.f.gen, phalanx.ErrRevoked)
+	tasks := w.tasks
+	w.tasks = nil
+	w.mu.Unlock()
+	for _, t := range tasks {
+		t.done(fmt.Errorf("%s %d: %w", t.op.Kind, t.op.Seq, w.ended))
+	}
+}
+
+// execute runs one operation. On an error the board is cleared before the trainer hears of it, so that whoever still reads
+// the inputs will notice.
+func (w *worker) execute(op *Op) error {
+	w.advance()
+	err := w.broken
+	if err == nil {
+		err = w.operate(op)
+	}
+	if err == nil {
+		return nil
+	}
+	if w.broken == nil {
+		w.broken = err
+		if !w.revoked() {
+			w.giveUp()
+		}
+	}
+	w.board.clear()
+	return fmt.Errorf("%s %d (%d in generation %s): %w", op.Kind, op.Seq, w.seq, w.f.gen, err)
+}
+
+// giveUp tells the others, so that they need not wait for a deadline.
+func (w *worker) giveUp() {
+	w.board.store(wordFailed, w.stamp)
+	w.board.clear()
+	w.ringLocals()
+	for i := range w.members {
+		if p := w.members[i].peer; p != nil {
+			p.link.send(&frame{header: w.head(frameFail)})
+		}
+	}
+}
+
+func (w *worker) head(typ frameType) header {
+	return header{typ: typ, group: uint8(w.index), gen: w.f.gen, source: uint32(w.f.self.Rank), seq: w.seq}
+}
+
+func (w *worker) revoked() bool {
+	select {
+	case <-w.f.stop:
+		return true
+	default:
+		return false
+	}
+}
+
+// ringLocals wakes the members of this host whose workers sleep. The caller has stored what they wait for, and they set
+// the word before they look for the last time: in the one order of atomics, one of the two sees the other.
+func (w *worker) ringLocals() {
+	for _, l := range w.locals {
+		if l.board.load(wordSleeping) != 0 {
+			l.ring()
+		}
+	}
+}
+
+// state is what one look at an operation found.
+type state int
+
+const (
+	stuck    state = iota // nothing to do until somebody else moves
+	moved                 // did something, look again
+	finished              // nothing left to do
+)
+
+// drive calls step until it is finished, and sleeps while it is stuck. step does at most one chunk of work per member, so
+// that a revoke is obeyed within a chunk. missing names the ranks that the operation waits for.
+func (w *worker) drive(step func() (state, error), missing func() []phalanx.Rank) error {
+	var timer *time.Timer
+	for {
+		if w.revoked() {
+			return phalanx.ErrRevoked
+		}
+		s, err := step()
+		if s == stuck && err == nil {
+			if len(w.locals) > 0 {
+				w.board.store(wordSleeping, 1)
+				s, err = step()
+			}
+			if s == stuck && err == nil {
+				err = w.peersFailed()
+			}
+		}
+		if s == stuck && err == nil {
+			if timer == nil {
+				timer = time.NewTimer(w.f.e.o.Timeout)
+				defer timer.Stop()
+			} else {
+				timer.Reset(w.f.e.o.Timeout)
+			}
+			err = w.sleep(timer, missing)
+		}
+		if len(w.locals) > 0 {
+			w.board.store(wordSleeping, 0)
+		}
+		if err != nil || s == finished {
+			return err
+		}
+	}
+}
+
+func (w *worker) sleep(timer *time.Timer, missing func() []phalanx.Rank) error {
+	select {
+	case <-w.wake:
+		return nil
+	case <-w.f.stop:
+		return phalanx.ErrRevoked
+	case <-timer.C:
+		return fmt.Errorf("waited %s for ranks %v: %w", w.f.e.o.Timeout, missing(), ErrDeadline)
+	}
+}
+
+// peersFailed returns an error when a member gave up in this generation or its link broke.
+func (w *worker) peersFailed() error {
+	for i := range w.members {
+		m := &w.members[i]
+		if m.local == nil || m.self {
+			continue
+		}
+		// Only a member that has everything from us can be ahead, and what it does there is not about this operation.
+		if failed := m.local.board.load(wordFailed); failed != 0 && reached(w.stamp, failed) {
+			return fmt.Errorf("rank %d: %w", m.rank, ErrPeer)
+		}
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for i := range w.members {
+		m := &w.members[i]
+		switch {
+		case m.peer == nil:
+		case m.peer.broken != nil:
+			return fmt.Errorf("rank %d: %w", m.rank, m.peer.broken)
+		case m.peer.failed != 0 && m.peer.failed <= w.seq:
+			return fmt.Errorf("rank %d: %w", m.rank, ErrPeer)
+		}
+	}
+	return nil
+}
