@@ -106,11 +106,11 @@ func (s *Store) put(ctx context.Context, key string, body ckpt.Body, publish fun
 // publishIn makes the directory and publishes into it, again when a Delete took the empty directory away between the two.
 func (s *Store) publishIn(dir string, publish func() error) error {
 	var err error
-	for range 4 {
-		if err := s.makeDirs(dir); err != nil {
-			return err
+	for range 16 {
+		if err = s.makeDirs(dir); err == nil {
+			err = publish()
 		}
-		if err = publish(); !errors.Is(err, ckpt.ErrNotFound) {
+		if !errors.Is(err, ckpt.ErrNotFound) {
 			return err
 		}
 	}
@@ -178,6 +178,9 @@ func (s *Store) makeDirs(dir string) error {
 
 func (s *Store) syncDir(dir string) error {
 	d, err := os.Open(dir)
+	if errors.Is(err, iofs.ErrNotExist) {
+		return nil // a Delete emptied and removed it: nothing is left to be made durable
+	}
 	if err != nil {
 		return s.explain("sync", dir, err)
 	}
