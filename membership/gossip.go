@@ -95,15 +95,16 @@ type Gossip struct {
 }
 
 // StartGossip opens the sockets, announces this member and starts to join the seeds. It does not wait for them: a first
-// member has nobody to join.
+// member has nobody to join. It owns the Transport from the call on, also when it fails.
 func StartGossip(cfg GossipConfig) (*Gossip, error) {
 	if err := cfg.Validate(); err != nil {
+		abandon(cfg.Transport)
 		return nil, fmt.Errorf("start gossip: %w", err)
 	}
 	cfg.Key = slices.Clone(cfg.Key)
 	g := &Gossip{
 		cfg:    cfg,
-		log:    cmpLogger(cfg.Logger),
+		log:    orDiscard(cfg.Logger),
 		view:   newGossipView(cfg.Name),
 		rejoin: make(chan []string, 1),
 		ended:  make(chan struct{}),
@@ -111,10 +112,7 @@ func StartGossip(cfg GossipConfig) (*Gossip, error) {
 	g.self.Store(packMeta(0, cfg.Meta))
 	list, err := memberlist.Create(g.listConfig())
 	if err != nil {
-		if cfg.Transport != nil {
-			// Create leaves a foreign transport open on some of its errors.
-			_ = cfg.Transport.Shutdown()
-		}
+		abandon(cfg.Transport) // Create leaves a given transport open on some of its errors
 		return nil, fmt.Errorf("start gossip as %s: %w", cfg.Name, err)
 	}
 	g.list = list
@@ -122,6 +120,13 @@ func StartGossip(cfg GossipConfig) (*Gossip, error) {
 	g.cancel = cancel
 	go g.reconcile(ctx, slices.Clone(cfg.Seeds))
 	return g, nil
+}
+
+// abandon shuts a transport down that nobody will use.
+func abandon(t memberlist.Transport) {
+	if t != nil {
+		_ = t.Shutdown()
+	}
 }
 
 func (g *Gossip) listConfig() *memberlist.Config {

@@ -162,6 +162,8 @@ func TestGossipConfigIsChecked(t *testing.T) {
 		"metadata": func(c *GossipConfig) { c.Meta = make([]byte, MaxMetaBytes+1) },
 	} {
 		c := good
+		udp, streams := sockets(t)
+		c.Transport = NewTransport(udp, streams, plainDialer, nil) // ends with the failure, or goleak complains
 		change(&c)
 		if _, err := StartGossip(c); err == nil || !strings.Contains(err.Error(), name) {
 			t.Errorf("bad %s: %v", name, err)

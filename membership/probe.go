@@ -56,7 +56,9 @@ type ProbeResult struct {
 
 // ProbeHost opens a fresh TCP connection to addr, IP:PORT, and closes it at once. It waits as long as ctx allows: give it
 // a deadline of 0.6 to 0.9 s, a first SYN that is lost is sent again only after 1 s by default. A ctx without a deadline
-// gets 0.9 s. Silence is only an answer when the deadline ran out, not when ctx was cancelled.
+// gets 0.9 s. A listener whose queue is full also looks silent, though its kernel lives: what its kernel acknowledges on
+// older connections (ReadAckState) tells the two apart. The listener sees a stream that is reset before its first byte.
+// Silence is only an answer when the deadline ran out, not when ctx was cancelled.
 func ProbeHost(ctx context.Context, addr string) ProbeResult {
 	if _, ok := ctx.Deadline(); !ok {
 		var cancel context.CancelFunc

@@ -66,7 +66,7 @@ func NewProcWatch(log *slog.Logger) (*ProcWatch, error) {
 		return nil, fmt.Errorf("watch processes: eventfd: %w", err)
 	}
 	w := &ProcWatch{
-		log:   cmpLogger(log),
+		log:   orDiscard(log),
 		epoll: epoll,
 		wake:  wake,
 		// A full host's processes may die at once (8 trainers, 8 daemons); beyond that the watcher waits.
@@ -277,8 +277,8 @@ func (w *ProcWatch) collect(events []unix.EpollEvent, now time.Time) (exits []Pr
 	return exits, false
 }
 
-// cmpLogger lets callers leave the logger out.
-func cmpLogger(log *slog.Logger) *slog.Logger {
+// orDiscard lets callers leave the logger out.
+func orDiscard(log *slog.Logger) *slog.Logger {
 	if log == nil {
 		return slog.New(slog.DiscardHandler)
 	}

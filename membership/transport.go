@@ -63,7 +63,7 @@ func NewTransport(udp net.PacketConn, streams StreamListener, dialer StreamDiale
 		udp:     udp,
 		streams: streams,
 		dialer:  dialer,
-		log:     cmpLogger(log),
+		log:     orDiscard(log),
 		packets: make(chan *memberlist.Packet),
 		conns:   make(chan net.Conn),
 		done:    make(chan struct{}),
