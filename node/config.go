@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"phalanx"
+	"phalanx/elastic"
+)
+
+// Config is what a daemon is started with. Flags and environment are read in cmd alone.
+type Config struct {
+	Job       string
+	Dir       string // state of this host's members; one job per directory
+	Store     string // URL or directory of the checkpoint store
+	Host      string // makes MemberID = Host/Index
+	Index     int
+	Policy    elastic.Policy
+	Bind      string // IP to listen on; loopback without a key for others
+	Port      int    // 0: the port of the last start, else any
+	Advertise string // IP that others dial; "" is Bind
+	Join      []string
+	Key       JobKey
+	Bootstrap bool // may found the job's group when no state exists and nobody answers
+	SaveEvery Interval
+	Keep      int
+	Resume    string // auto, never or a step
+	MaxStarts int    // starts of the trainer without a committed step since the last one
+	Hang      time.Duration
+	Start     time.Duration
+	Grace     time.Duration
+	Health    string // command that runs before each start of the trainer
+	Plain     bool   // no step protocol
+	Command   []string
+	LocalSize int // members on this host
+	ShmDir    string
+	Version   string
+	Log       *slog.Logger
+}
+
+// Interval is a save interval: every so many steps, or every so much time. Zero is neither.
+type Interval struct {
+	Steps phalanx.Step  `json:"steps,omitempty"`
+	Every time.Duration `json:"every,omitempty"`
+}
+
+// Member is the id of the daemon's member.
+func (c *Config) Member() phalanx.MemberID { return phalanx.NewMemberID(c.Host, c.Index) }
+
+// Validate reports the first thing that makes the configuration unusable.
+func (c *Config) Validate() error {
+	switch {
+	case c.Job == "" || strings.ContainsAny(c.Job, "/\x00 "):
+		return fmt.Errorf("job name %q: use letters, digits, dots and dashes (--job)", c.Job)
+	case c.Dir == "" || !filepath.IsAbs(c.Dir):
+		return fmt.Errorf("directory %q must be absolute (--dir)", c.Dir)
+	case !c.Member().Valid():
+		return fmt.Errorf("host name %q: use letters, digits, dots, dashes and underscores (--host)", c.Host)
+	case len(c.Command) == 0:
+		return errors.New("no command for the trainer: phalanx run [flags] -- CMD")
+	case c.Policy.Want < 1 || c.Policy.Min < 1 || c.Policy.Min > c.Policy.Want:
+		return fmt.Errorf("%d members wanted, at least %d: the minimum is from 1 to the members of a full world (--nproc, --nnodes, --min)", c.Policy.Want, c.Policy.Min)
+	case net.ParseIP(c.Bind) == nil:
+		return fmt.Errorf("bind address %q is no IP address (--bind, --interface)", c.Bind)
+	case c.Keep < 1:
+		return fmt.Errorf("keep %d checkpoints: keep at least one (--keep)", c.Keep)
+	}
+	return nil
+}
+
+// Outcome is how a daemon ended. It is left in the member's directory for run, which also outlives daemons it did not start.
+type Outcome struct {
+	Code       int                `json:"code"` // exit code of the job as this daemon sees it
+	Reason     string             `json:"reason,omitempty"`
+	Hint       string             `json:"hint,omitempty"`
+	Step       phalanx.Step       `json:"step"`
+	Generation phalanx.Generation `json:"generation"`
+	Digest     phalanx.Digest     `json:"digest"`
+	Done       bool               `json:"done"`
+}
+
+// The exit codes of the command line that a daemon can end with.
+const (
+	CodeOK        = 0
+	CodeFailed    = 1
+	CodeUsage     = 2
+	CodeNotFound  = 3
+	CodeNoQuorum  = 4
+	CodeIntegrity = 5
+	CodeTimeout   = 6
+	CodeLocked    = 9
+	CodeAuth      = 10
+	CodePreempted = 75
+	CodeInterrupt = 130
+)
+
+// Problem is an error for the operator: what failed, what to do next, and the exit code.
+type Problem struct {
+	Code int
+	Err  error
+	Hint string
+}
+
+func (p *Problem) Error() string {
+	if p.Hint == "" {
+		return p.Err.Error()
+	}
+	return p.Err.Error() + "; " + p.Hint
+}
+
+// Unwrap gives the cause.
+func (p *Problem) Unwrap() error { return p.Err }

@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"sync"
+	"syscall"
+	"time"
+
+	"phalanx"
+)
+
+// The protocols on a daemon's one TCP port, selected by ALPN inside mutual TLS.
+const (
+	ProtoRaft   = "phalanx-raft/1"
+	ProtoPeer   = "phalanx-peer/1"   // votes between hosts
+	ProtoData   = "phalanx-data/1"   // collectives between hosts
+	ProtoStream = "phalanx-stream/1" // a member and the leader
+	ProtoAPI    = "phalanx-api/1"    // HTTP
+	ProtoGossip = "phalanx-gossip/1"
+)
+
+// handshakeTimeout bounds what an unauthenticated peer can hold.
+const handshakeTimeout = 5 * time.Second
+
+// Listener is a daemon's one TCP port. Connections that hold the job key are handed to the queue of their protocol.
+type Listener struct {
+	tcp    net.Listener
+	id     *Identity
+	log    *slog.Logger
+	queues map[string]*queue
+	ends   sync.WaitGroup
+	stop   chan struct{}
+	once   sync.Once
+}
+
+// Listen binds the address.
+func Listen(addr string, id *Identity, log *slog.Logger) (*Listener, error) {
+	tcp, err := net.Listen("tcp", addr)
+	if errors.Is(err, syscall.EADDRINUSE) {
+		return nil, &Problem{CodeFailed, fmt.Errorf("listen on %s: the port is in use", addr), "end what uses it or choose another with --bind ADDR:PORT"}
+	}
+	if err != nil {
+		return nil, &Problem{CodeFailed, fmt.Errorf("listen on %s: %w", addr, err), "choose an address of this machine with --bind"}
+	}
+	l := &Listener{tcp: tcp, id: id, log: log, queues: map[string]*queue{}, stop: make(chan struct{})}
+	for _, p := range id.server.NextProtos {
+		l.queues[p] = &queue{conns: make(chan net.Conn, 64), stop: l.stop, addr: tcp.Addr()}
+	}
+	l.ends.Go(l.accept)
+	return l, nil
+}
+
+// Addr is the bound address.
+func (l *Listener) Addr() *net.TCPAddr { return l.tcp.Addr().(*net.TCPAddr) }
+
+// Of returns the listener of one protocol. Its Close does nothing to the port.
+func (l *Listener) Of(protocol string) net.Listener { return l.queues[protocol] }
+
+// Dial connects to a daemon under one protocol.
+func (l *Listener) Dial(ctx context.Context, addr, protocol string) (*tls.Conn, error) {
+	cfg := l.id.client.Clone()
+	cfg.NextProtos = []string{protocol}
+	d := tls.Dialer{NetDialer: &net.Dialer{KeepAlive: 5 * time.Second}, Config: cfg}
+	c, err := d.DialContext(ctx, "tcp", addr)
+	if err != nil {
+		return nil, fmt.Errorf("dial %s for %s: %w", addr, protocol, err)
+	}
+	return c.(*tls.Conn), nil
+}
+
+// Close ends the port and waits for handshakes under way.
+func (l *Listener) Close() error {
+	l.once.Do(func() { close(l.stop) })
+	err := l.tcp.Close()
+	l.ends.Wait()
+	for _, q := range l.queues {
+		q.drain()
+	}
+	return err
+}
+
+func (l *Listener) accept() {
+	for {
+		c, err := l.tcp.Accept()
+		if err != nil {
+			select {
+			case <-l.stop:
+				return
+			case <-time.After(50 * time.Millisecond): // out of descriptors, or the like
+				continue
+			}
+		}
+		l.ends.Go(func() { l.handshake(c) })
+	}
+}
+
+func (l *Listener) handshake(c net.Conn) {
+	t := tls.Server(c, l.id.server)
+	ctx, cancel := context.WithTimeout(context.Background(), handshakeTimeout)
+	defer cancel()
+	go func() { // a stop must not wait for a silent peer
+		select {
+		case <-l.stop:
+			cancel()
+		case <-ctx.Done():
+		}
+	}()
+	if err := t.HandshakeContext(ctx); err != nil {
+		l.log.Debug("connection refused", "peer_addr", c.RemoteAddr().String(), "error", err)
+		c.Close()
+		return
+	}
+	q := l.queues[t.ConnectionState().NegotiatedProtocol]
+	if q == nil {
+		t.Close()
+		return
+	}
+	select {
+	case q.conns <- t:
+	case <-l.stop:
+		t.Close()
+	case <-time.After(handshakeTimeout): // nobody takes connections of this protocol now
+		t.Close()
+	}
+}
+
+// queue is the listener of one protocol: 64 connections wait at most.
+type queue struct {
+	conns chan net.Conn
+	stop  chan struct{}
+	addr  net.Addr
+}
+
+func (q *queue) Accept() (net.Conn, error) {
+	select {
+	case c := <-q.conns:
+		return c, nil
+	case <-q.stop:
+		return nil, net.ErrClosed
+	}
+}
+
+func (q *queue) Close() error   { return nil }
+func (q *queue) Addr() net.Addr { return q.addr }
+
+func (q *queue) drain() {
+	for {
+		select {
+		case c := <-q.conns:
+			c.Close()
+		default:
+			return
+		}
+	}
+}
+
+// memberOf is the member at the other end of a connection that the listener accepted or dialled.
+func memberOf(c net.Conn) phalanx.MemberID {
+	if t, ok := c.(*tls.Conn); ok {
+		return peerOf(t.ConnectionState())
+	}
+	return ""
+}

@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"phalanx"
+	"phalanx/consensus"
+	"phalanx/elastic"
+)
+
+// Status is what GET /v1/status answers and `phalanx status --json` prints. Fields are only ever added.
+type Status struct {
+	Job         string               `json:"job"`
+	Generation  uint64               `json:"generation"` // the number; the pair is (authority_epoch, generation)
+	Epoch       uint32               `json:"authority_epoch"`
+	Branch      int                  `json:"branch"`
+	Phase       string               `json:"phase"`
+	Halt        string               `json:"halt,omitempty"`
+	Step        phalanx.Step         `json:"step"` // newest step that this daemon knows to be committed
+	LastStep    phalanx.Step         `json:"last_step,omitempty"`
+	Leader      phalanx.MemberID     `json:"leader"`
+	World       []phalanx.MemberID   `json:"world"` // in rank order
+	GroupSize   int                  `json:"group_size"`
+	Slots       int                  `json:"slots"`
+	Efficiency  float64              `json:"efficiency"` // of the present deal
+	Floor       phalanx.Step         `json:"resume_step"`
+	Published   *PublishedStatus     `json:"published,omitempty"` // newest
+	Members     []MemberStatus       `json:"members"`
+	Raft        consensus.Status     `json:"raft"`
+	AnsweredBy  phalanx.MemberID     `json:"answered_by"`
+	Fresh       bool                 `json:"fresh"` // answered by the leader; false: only what this daemon knows
+	Notes       []string             `json:"notes,omitempty"`
+	Transitions []elastic.Transition `json:"transitions,omitempty"` // with ?explain=1
+}
+
+// PublishedStatus is the newest published checkpoint.
+type PublishedStatus struct {
+	Step   phalanx.Step `json:"step"`
+	Folder string       `json:"folder"`
+	UnixNS int64        `json:"unix_ns"`
+}
+
+// MemberStatus is one member in Status.
+type MemberStatus struct {
+	Member      phalanx.MemberID    `json:"member"`
+	Incarnation phalanx.Incarnation `json:"incarnation"`
+	Host        string              `json:"host"`
+	Rank        int                 `json:"rank"` // -1: not in the world
+	State       string              `json:"state"`
+	Local       string              `json:"local,omitempty"` // its own machine's state
+	Role        string              `json:"role"`            // voter, standby or watcher
+	DaemonPID   int                 `json:"daemon_pid"`
+	TrainerPID  int                 `json:"trainer_pid"`
+	Slots       []int               `json:"slots"` // first, end (excluded); empty when not in the world
+	Step        phalanx.Step        `json:"step"`
+	Why         string              `json:"why,omitempty"`
+	HealSeconds float64             `json:"heal_seconds_expected,omitempty"` // bytes left ÷ rate
+}
+
+// DaemonFile is DIR/members/I/daemon.json: where the living daemon of a member is reached on this host.
+type DaemonFile struct {
+	phalanx.Incarnate
+	PID    int    `json:"pid"`
+	Start  uint64 `json:"start"` // start time in clock ticks since boot
+	Socket string `json:"socket"`
+	Addr   string `json:"addr"` // IP:PORT of its TCP port
+}
