@@ -74,7 +74,7 @@ func TestPlanCoversAndBalances(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		layout := drawLayout(t)
 		if rapid.Bool().Draw(t, "large") {
-			layout = append(layout, phalanx.TensorInfo{Name: "large", DType: "f32", Shape: []int{rapid.IntRange(1, 1000).Draw(t, "rows"), 5000}})
+			layout = append(layout, phalanx.TensorInfo{Name: "large", DType: "f32", Shape: []int{rapid.IntRange(1, 1000).Draw(t, "rows"), 500}})
 		}
 		ranks := []phalanx.Rank{}
 		for r := range rapid.IntRange(1, 9).Draw(t, "ranks") {

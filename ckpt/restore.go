@@ -75,17 +75,17 @@ func (st *State) Restore(ctx context.Context, reads []Read, parallel int, sink S
 	if parallel <= 0 {
 		parallel = 4
 	}
-	group, ctx := errgroup.WithContext(ctx)
+	group, gctx := errgroup.WithContext(ctx)
 	group.SetLimit(parallel)
 	for _, r := range reads {
-		if ctx.Err() != nil {
+		if gctx.Err() != nil {
 			break
 		}
 		group.Go(func() error {
 			if r.Tensor < 0 || r.Tensor >= len(st.Manifest.Tensors) || r.chunk >= len(st.Manifest.Tensors[r.Tensor].Chunks) {
 				return fmt.Errorf("restore: chunk %d of tensor %d is not of this state", r.chunk, r.Tensor)
 			}
-			content, err := st.readChunk(ctx, r.Tensor, r.chunk)
+			content, err := st.readChunk(gctx, r.Tensor, r.chunk)
 			if err != nil {
 				return fmt.Errorf("restore: %w", err)
 			}
@@ -98,5 +98,5 @@ func (st *State) Restore(ctx context.Context, reads []Read, parallel int, sink S
 	if err := group.Wait(); err != nil {
 		return err
 	}
-	return ctx.Err()
+	return ctx.Err() // the loop may have ended early
 }
