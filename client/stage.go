@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package client
+
+import (
+	"sync/atomic"
+	"time"
+
+	"phalanx/client/wire"
+)
+
+// stageChunk is how many bytes are copied between two looks at an abort.
+const stageChunk = 4 << 20
+
+// staging is one copy of the state into the slab. Its goroutine is the only writer of the slab and of T_STAGED until done
+// is closed; the owner starts it, and joins it before the state changes.
+type staging struct {
+	sequence uint64
+	abort    atomic.Bool
+	done     chan struct{} // closed at the end
+}
+
+// serveSave looks at D_SAVE. A save of a later step waits until that step is applied, one of an earlier step was missed.
+func (c *Client) serveSave() {
+	if c.staging != nil {
+		select {
+		case <-c.staging.done:
+			c.staging = nil
+		default:
+		}
+	}
+	save, n := c.page.ReadSave()
+	if n == 0 || save.Sequence < c.answer {
+		return
+	}
+	if c.staging != nil {
+		// An abort, or another save, for which the daemon gave this one up.
+		if save.Abort || save.Sequence != c.staging.sequence {
+			c.staging.abort.Store(true)
+		}
+		if save.Sequence != c.staging.sequence {
+			c.joinStaging()
+		}
+	}
+	if save.Sequence <= c.answer {
+		return
+	}
+	switch {
+	case save.Abort || c.slab == nil || c.torn || !c.applied.Valid || c.applied.Step > save.Step:
+		c.answer = save.Sequence
+		c.page.WriteStaged(wire.Staged{Sequence: save.Sequence, Step: save.Step})
+		c.m.Daemon.Ring()
+	case c.applied.Step == save.Step:
+		c.answer = save.Sequence
+		c.staging = &staging{sequence: save.Sequence, done: make(chan struct{})}
+		go c.stage(c.staging, c.applied)
+	}
+}
+
+// stage copies every tensor and answers the save. It runs beside the owner's computation and reads the state only.
+func (c *Client) stage(s *staging, applied wire.Applied) {
+	defer close(s.done)
+	header := wire.SlabHeader{
+		LabelGeneration: applied.Generation, LabelStep: applied.Step, LabelDigest: applied.Digest, Coordinate: applied.Coordinate,
+		Sequence: s.sequence, State: wire.SlabStateFilling, LayoutHash: c.slab.Layout().Hash,
+	}
+	c.slab.WriteHeader(header)
+	ok := true
+	for i := 0; ok && i < len(c.cfg.State); i++ {
+		from, to := c.cfg.State[i].Data, c.slab.Tensor(i)
+		for len(to) > 0 {
+			if s.abort.Load() {
+				ok = false
+				break
+			}
+			n := copy(to, from[:min(len(from), stageChunk)])
+			from, to = from[n:], to[n:]
+		}
+	}
+	header.State = wire.SlabStateFull
+	if !ok {
+		header.State = wire.SlabStateFree
+	}
+	c.slab.WriteHeader(header)
+	c.page.WriteStaged(wire.Staged{Sequence: s.sequence, Step: applied.Step, OK: ok, Generation: applied.Generation, Digest: applied.Digest, Coordinate: applied.Coordinate})
+	c.m.Daemon.Ring()
+	c.m.Own.Ring() // Finish waits for it
+}
+
+// joinStaging returns when no staging runs. It ends after at most one copy of the state, sooner when the daemon aborts.
+func (c *Client) joinStaging() {
+	if c.staging == nil {
+		return
+	}
+	tick := time.NewTicker(50 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		select {
+		case <-c.staging.done:
+			c.staging = nil
+			return
+		case <-tick.C:
+			if save, _ := c.page.ReadSave(); save.Sequence == c.staging.sequence && save.Abort {
+				c.staging.abort.Store(true)
+			}
+		}
+	}
+}
+
+// abortStaging ends staging without its result.
+func (c *Client) abortStaging() {
+	if c.staging != nil {
+		c.staging.abort.Store(true)
+		c.joinStaging()
+	}
+}
