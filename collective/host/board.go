@@ -36,7 +36,6 @@ const (
 	// wordAcks counts, for each partner of the halving exchange, the messages taken from that partner's mailbox.
 	wordAcks = 24
 	maxAcks  = 40
-	mailSlots = 2
 	// wordMail holds for each mailbox slot mailWords words; see mail.go.
 	wordMail  = wordAcks + maxAcks
 	mailWords = 4

@@ -16,7 +16,8 @@ var ErrMismatch = errors.New("members asked for different collectives")
 // ErrDeadline is returned when an operation made no progress for Options.Timeout. The message names the ranks waited for.
 var ErrDeadline = errors.New("collective made no progress")
 
-// ErrPeer is returned when another member gave the operation up, or its link broke.
+// ErrPeer is returned when another member gave the operation up, or its link broke. It says nothing against this member:
+// its trainer does not hold the result, and asks again in the next generation.
 var ErrPeer = errors.New("peer gave up")
 
 // ErrInvalid is returned for an operation that does not fit the segment, the world or the rules of its kind.

@@ -37,6 +37,9 @@ func (w *worker) operate(op *Op) error {
 
 // move takes the data where it belongs.
 func (w *worker) move(op *Op, root int) error {
+	if op.Kind == AllReduce && len(w.members) > w.f.e.o.DirectMax {
+		return w.halve(op)
+	}
 	d := newDirect(w, op, root)
 	defer d.drop()
 	return w.drive(d.step, d.missing)

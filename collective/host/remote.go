@@ -32,7 +32,7 @@ type remote struct {
 	}
 	frames []*frame        // data of the present operation, in order
 	acked  [streams]uint64 // chunks taken by the peer
-	failed uint32           // the operation that the peer gave up, 0 when none
+	failed uint32          // the operation that the peer gave up, 0 when none
 	broken error
 }
 

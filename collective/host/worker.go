@@ -3,6 +3,7 @@
 package host
 
 import (
+	"errors"
 	"fmt"
 	"sync"
 	"sync/atomic"
@@ -27,6 +28,7 @@ type worker struct {
 	fold    *fold
 	foldErr error // why the group cannot sum
 	arith   *arithmetic
+	halver  *halver // made by the first operation that needs it
 
 	stamp  uint64
 	broken error         // set once an operation failed; nothing more runs then
@@ -168,7 +170,8 @@ func (w *worker) execute(op *Op) error {
 	}
 	if w.broken == nil {
 		w.broken = err
-		if !w.revoked() {
+		// A revoke, here or of a member, is about to reach everybody; it is not told as a failure.
+		if !errors.Is(err, phalanx.ErrRevoked) {
 			w.giveUp()
 		}
 	}
