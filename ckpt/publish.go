@@ -268,7 +268,6 @@ func create(ctx context.Context, s Store, a Attempt, c *Commit) (Record, error) 
 		return Record{}, fmt.Errorf("publish %s: %w", a.Folder(), err)
 	}
 	key := CommitKey(a.Job, c.Number)
-	unknown := false // some try may have left, or may still leave, the object
 	for try := range putTries {
 		if try > 0 {
 			if err := wait(ctx, time.Duration(try)*50*time.Millisecond); err != nil {
@@ -279,7 +278,6 @@ func create(ctx context.Context, s Store, a Attempt, c *Commit) (Record, error) 
 		if err == nil {
 			return mine, nil
 		}
-		unknown = unknown || !errors.Is(err, ErrExists)
 		present, rerr := readRecord(ctx, s, a.Job, c.Number)
 		switch {
 		case rerr == nil && present.Attempt() == a:
@@ -291,8 +289,6 @@ func create(ctx context.Context, s Store, a Attempt, c *Commit) (Record, error) 
 		}
 		// Not there, or not readable now. The same bytes are offered again: whichever of the tries lands says the same.
 	}
-	if unknown && !errors.Is(err, ErrConflict) {
-		err = fmt.Errorf("%w: %w", ErrConflict, err)
-	}
-	return Record{}, fmt.Errorf("publish %s: create %s: publish the same attempt again: %w", a.Folder(), key, err)
+	// Some try may have left the object, or may still leave it.
+	return Record{}, fmt.Errorf("publish %s: create %s: publish the same attempt again: %w: %w", a.Folder(), key, ErrConflict, err)
 }

@@ -371,3 +371,26 @@ func TestWriteShardEndsWithItsContext(t *testing.T) {
 		t.Fatalf("the error does not name the object or wraps nothing: %v", err)
 	}
 }
+
+func TestUnreachableStoreIsUnknown(t *testing.T) {
+	// The create is answered with "exists" and nothing can be read afterwards: nobody may conclude that it lost.
+	inner := mem.New()
+	blind := false
+	s := mem.NewFaulty(inner, func(op mem.Op) mem.Fault {
+		if op.Verb == mem.PutIfAbsent && strings.Contains(op.Key, "/commits/") {
+			blind = true
+			return mem.Fault{Err: ckpt.ErrExists, After: true}
+		}
+		if blind {
+			return mem.Fault{Err: errors.New("timeout")}
+		}
+		return mem.Fault{}
+	})
+	st := newState(smallLayout()[:2], 1)
+	if _, err := save(t, s, attempt(1, 1, 1), st, 1); !errors.Is(err, ckpt.ErrConflict) || errors.Is(err, ckpt.ErrFenced) {
+		t.Fatal(err)
+	}
+	if r, err := save(t, inner, attempt(1, 1, 1), st, 1); err != nil || r.Number != 1 {
+		t.Fatal(r, err)
+	}
+}
