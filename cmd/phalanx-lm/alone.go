@@ -36,7 +36,7 @@ func (a *alone) begin(ctx context.Context) (turn, error) {
 	}
 	a.current = a.applied + 1
 	slots := a.job.spec.Slots
-	return turn{step: a.current, slots: phalanx.SlotTree{Slots: slots}.Root(), slotCount: slots}, nil
+	return turn{step: a.current, slots: phalanx.SlotTree{Slots: slots}.Root()}, nil
 }
 
 func (a *alone) working(phalanx.Step, phalanx.Slot) {}
@@ -55,7 +55,7 @@ func (a *alone) reduce(context.Context) ([]float32, error) {
 	return a.mean, nil
 }
 
-func (a *alone) vote(context.Context, phalanx.Digest) (bool, error) { return true, nil }
+func (a *alone) vote(context.Context, vote) (bool, error) { return true, nil }
 
 func (a *alone) apply() error {
 	if err := a.job.apply(a.current); err != nil {

@@ -92,6 +92,8 @@ func run(args []string, stdout, stderr io.Writer) int {
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
+	// The second signal ends the process, if nobody else asks for it by then.
+	context.AfterFunc(ctx, stop)
 	o.faults.onStart(ctx)
 
 	j, code, err := load(ctx, o)
@@ -129,8 +131,11 @@ func load(ctx context.Context, o *options) (*job, int, error) {
 // train runs the job and returns the exit code.
 func train(ctx context.Context, j *job, o *options, stdout, stderr io.Writer) (int, error) {
 	s, err := connect(ctx, o, slog.New(slog.NewTextHandler(stderr, nil)))
-	if err != nil {
+	if errors.Is(err, errNoSocket) {
 		return exitUsage, err
+	}
+	if err != nil {
+		return exitFailed, err
 	}
 	err = newTrainer(j, s, stdout).run(ctx)
 	err = errors.Join(err, s.close())
@@ -139,9 +144,13 @@ func train(ctx context.Context, j *job, o *options, stdout, stderr io.Writer) (i
 		return exitDone, nil
 	case errors.Is(err, errPreempted):
 		return exitPreempted, err
+	case errors.Is(err, errRefused):
+		return exitUsage, err
 	}
 	return exitFailed, err
 }
+
+var errNoSocket = errors.New("PHALANX_SOCKET is not set: start it as `phalanx run ... -- phalanx-lm ...`, or give --alone")
 
 // connect returns the session that the flags and the environment ask for.
 func connect(ctx context.Context, o *options, log *slog.Logger) (session, error) {
@@ -149,7 +158,7 @@ func connect(ctx context.Context, o *options, log *slog.Logger) (session, error)
 		return &alone{}, nil
 	}
 	if os.Getenv("PHALANX_SOCKET") == "" {
-		return nil, errors.New("PHALANX_SOCKET is not set: start it as `phalanx run ... -- phalanx-lm ...`, or give --alone")
+		return nil, errNoSocket
 	}
 	return dial(ctx, log)
 }

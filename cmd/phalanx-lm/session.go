@@ -5,6 +5,7 @@ package main
 import (
 	"context"
 	"errors"
+	"time"
 
 	"phalanx"
 	"phalanx/kernels"
@@ -12,9 +13,14 @@ import (
 
 // turn is what the trainer is told at the beginning of a step.
 type turn struct {
-	step      phalanx.Step
-	slots     phalanx.SlotRange // to compute
-	slotCount int               // of the whole job
+	step  phalanx.Step
+	slots phalanx.SlotRange // to compute
+}
+
+// vote says that the trainer holds the whole reduced gradient of the step, and how long it took to get there.
+type vote struct {
+	digest                     phalanx.Digest
+	compute, reduce, digesting time.Duration
 }
 
 // registration is what the trainer says of itself before the first step.
@@ -27,14 +33,19 @@ type registration struct {
 	apply func(phalanx.Step) error
 }
 
-// The ends of a job, as begin returns them.
+// The ends of a job.
 var (
-	errDone      = errors.New("the last step is committed")
+	errDone = errors.New("the last step is committed")
+	// errPreempted: the trainer was told to leave before the last step, or nobody is left to tell it anything.
 	errPreempted = errors.New("preempted")
+	// errRefused: the daemon trains another job than the one that the flags describe.
+	errRefused = errors.New("refused by the daemon")
+	// errRepeat is returned by finish: the job was wound back or extended, train on.
+	errRepeat = errors.New("not the last step any more")
 )
 
 // session is what the trainer needs of the rest of the job. It is served by the daemon (remote), or by the trainer itself
-// when it runs alone; both give the same bits. Calls come from one goroutine.
+// when it runs alone; both give the same bits. Calls come from one goroutine. Contexts end when the process gets a signal to leave.
 type session interface {
 	// hello registers the state. It may overwrite it later, in begin, from a member that is ahead.
 	hello(context.Context, registration) error
@@ -47,11 +58,11 @@ type session interface {
 	// reduce returns the mean of all slots' gradients. It is not the trainer's to write, and holds until the next reduce.
 	// An error that wraps phalanx.ErrRevoked sends the trainer back to begin.
 	reduce(context.Context) ([]float32, error)
-	// vote says that the trainer holds the gradient with this digest, and waits for what becomes of the step.
-	vote(context.Context, phalanx.Digest) (committed bool, err error)
-	// apply applies the committed step.
+	// vote waits for what becomes of the step. The gradient must stay as it is.
+	vote(context.Context, vote) (committed bool, err error)
+	// apply applies the committed step. An error that wraps phalanx.ErrRevoked has applied nothing.
 	apply() error
-	// finish tells the digest of the last state's parameters and ends the session.
+	// finish tells the digest of the last state's parameters and serves others until the job needs this trainer no more.
 	finish(context.Context, phalanx.Digest) error
 	close() error
 }

@@ -89,7 +89,11 @@ func (t *trainer) run(ctx context.Context) error {
 	for {
 		b, err := t.session.begin(ctx)
 		if errors.Is(err, errDone) {
-			return t.finish(ctx)
+			err = t.finish(ctx)
+			if errors.Is(err, errRepeat) {
+				continue
+			}
+			return err
 		}
 		if err != nil {
 			return err
@@ -106,17 +110,19 @@ func (t *trainer) step(ctx context.Context, b turn) error {
 	t.faults.onStep(b.step)
 	begun := time.Now()
 	loss := t.compute(b)
-	if err := sleepUntil(ctx, begun.Add(t.floor)); err != nil {
-		return err
-	}
+	sleepUntil(ctx, begun.Add(t.floor))
+	computed := time.Now()
 	t.held = held{} // the reduction overwrites what was held
 	gradient, err := t.session.reduce(ctx)
 	if err != nil {
 		return fmt.Errorf("reduce step %d: %w", b.step, err)
 	}
+	reduced := time.Now()
 	digest, stats := t.digest(b.step, gradient)
 	t.held = held{b.step, gradient, digest, stats, loss}
-	committed, err := t.session.vote(ctx, digest)
+	committed, err := t.session.vote(ctx, vote{
+		digest: digest, compute: computed.Sub(begun), reduce: reduced.Sub(computed), digesting: time.Since(reduced),
+	})
 	if err != nil {
 		return fmt.Errorf("vote step %d: %w", b.step, err)
 	}
@@ -164,27 +170,29 @@ func (t *trainer) apply(step phalanx.Step) error {
 	return nil
 }
 
+// finish prints the final line and stays for the others. The line comes first: the digest does not depend on how the
+// process ends.
 func (t *trainer) finish(ctx context.Context) error {
-	digest := t.state.Digest()
-	if err := t.session.finish(ctx, digest); err != nil {
-		return fmt.Errorf("finish step %d: %w", t.state.Applied(), err)
+	step, digest := t.state.Applied(), t.state.Digest()
+	if _, err := fmt.Fprintf(t.out, "final step=%d digest=%s\n", step, digest); err != nil {
+		return fmt.Errorf("print the final line: %w", err)
 	}
-	_, err := fmt.Fprintf(t.out, "final step=%d digest=%s\n", t.state.Applied(), digest)
-	return err
+	if err := t.session.finish(ctx, digest); err != nil {
+		return fmt.Errorf("finish step %d: %w", step, err)
+	}
+	return nil
 }
 
-// sleepUntil returns at the time, or earlier with errPreempted when the context ends.
-func sleepUntil(ctx context.Context, at time.Time) error {
+// sleepUntil returns at the time, or when the context ends: the step is then finished without delay.
+func sleepUntil(ctx context.Context, at time.Time) {
 	wait := time.Until(at)
 	if wait <= 0 {
-		return nil
+		return
 	}
 	timer := time.NewTimer(wait)
 	defer timer.Stop()
 	select {
 	case <-timer.C:
-		return nil
 	case <-ctx.Done():
-		return errPreempted
 	}
 }

@@ -174,19 +174,22 @@ func TestChangedGradientIsNotApplied(t *testing.T) {
 
 type tampered struct{ alone }
 
-func (s *tampered) vote(context.Context, phalanx.Digest) (bool, error) {
+func (s *tampered) vote(context.Context, vote) (bool, error) {
 	s.mean[100] += 1e-3
 	return true, nil
 }
 
-// The floor of a step is a wait that a signal ends.
+// The floor of a step is a wait that a signal ends; the step itself is finished.
 func TestFloorIsInterruptible(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	j := testJob(t, 5)
 	j.floor = time.Hour
-	err := newTrainer(j, &leaving{leave: cancel}, io.Discard).run(ctx)
-	if !errors.Is(err, errPreempted) {
+	tr := newTrainer(j, &leaving{leave: cancel}, io.Discard)
+	if err := tr.run(ctx); !errors.Is(err, errPreempted) {
 		t.Errorf("got %v, want errPreempted", err)
+	}
+	if tr.state.Applied() != 1 {
+		t.Errorf("left at step %d, want 1", tr.state.Applied())
 	}
 }
 

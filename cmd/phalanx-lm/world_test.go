@@ -94,7 +94,7 @@ func (m *member) begin(context.Context) (turn, error) {
 	if err != nil {
 		return turn{}, err
 	}
-	return turn{step: step, slots: deal[m.rank], slotCount: m.job.spec.Slots}, nil
+	return turn{step: step, slots: deal[m.rank]}, nil
 }
 
 func (m *member) working(phalanx.Step, phalanx.Slot) {}
@@ -130,7 +130,8 @@ func (m *member) reduce(context.Context) ([]float32, error) {
 	return m.mean, nil
 }
 
-func (m *member) vote(_ context.Context, digest phalanx.Digest) (bool, error) {
+func (m *member) vote(_ context.Context, own vote) (bool, error) {
+	digest := own.digest
 	step := m.applied + 1
 	votes, err := m.world.meet(fmt.Sprintf("vote %d.%d", step, m.attempt), m.rank, m.world.size(step), digest)
 	if err != nil {
