@@ -214,23 +214,25 @@ func (l *Log) Hasten() {
 	if l.raft.State() == raft.Leader {
 		return
 	}
-	if l.hastened.CompareAndSwap(false, true) {
-		l.setTimeouts(l.cfg.FastHeartbeat, l.cfg.FastHeartbeat)
-	}
+	l.setHastened(true)
 	l.relaxAt.Reset(assistedFor)
 }
 
 // Relax restores the timeouts after Hasten.
-func (l *Log) Relax() {
-	if l.hastened.CompareAndSwap(true, false) {
-		l.setTimeouts(l.cfg.Heartbeat, l.cfg.Election)
-	}
-}
+func (l *Log) Relax() { l.setHastened(false) }
 
-func (l *Log) setTimeouts(heartbeat, election time.Duration) {
+func (l *Log) setHastened(fast bool) {
+	l.timeouts.Lock()
+	defer l.timeouts.Unlock()
+	if l.hastened.Swap(fast) == fast {
+		return
+	}
 	c := l.raft.ReloadableConfig()
-	c.HeartbeatTimeout, c.ElectionTimeout = heartbeat, election
+	c.HeartbeatTimeout, c.ElectionTimeout = l.cfg.Heartbeat, l.cfg.Election
+	if fast {
+		c.HeartbeatTimeout, c.ElectionTimeout = l.cfg.FastHeartbeat, l.cfg.FastHeartbeat
+	}
 	if err := l.raft.ReloadConfig(c); err != nil {
-		l.logger.Warn("timeouts not changed", "heartbeat", heartbeat, "err", err)
+		l.logger.Warn("timeouts not changed", "fast", fast, "err", err)
 	}
 }

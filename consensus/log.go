@@ -32,6 +32,7 @@ type Log struct {
 	failed  chan error            // 1: there is one failure
 
 	readyTerm atomic.Uint64 // term of which this server is the leader and has applied the barrier; 0: none
+	timeouts  sync.Mutex    // keeps hastened and raft's timeouts together
 	hastened  atomic.Bool
 	relaxAt   *time.Timer // ends an assisted failover that found no leader
 
