@@ -73,8 +73,8 @@ func (s *State) apply(c Command) error {
 		s.Policy.Want = c.Want
 		return nil
 	case Halt:
-		if s.Phase == Halted && s.Halt != nil && s.Halt.Kind.Ends() {
-			return ErrIllegal
+		if s.ended() || !c.Reason.Kind.Ends() {
+			return fmt.Errorf("halt for %q: %w", c.Reason.Kind, ErrIllegal)
 		}
 		s.Phase, s.Halt = Halted, &c.Reason
 		return nil
@@ -83,6 +83,9 @@ func (s *State) apply(c Command) error {
 	}
 	return ErrUnknownCommand
 }
+
+// ended reports whether the run is over without being done.
+func (s *State) ended() bool { return s.Phase == Halted && s.Halt != nil && s.Halt.Kind.Ends() }
 
 func (s *State) admit(c AdmitMembers) error {
 	if s.Spec == nil {
@@ -108,8 +111,8 @@ func (s *State) admit(c AdmitMembers) error {
 			return fmt.Errorf("admit %s: incarnation %d is known and never used again: %w", a.Incarnate, old.Incarnation, ErrMember)
 		case old.State != Gone && old.State != Quarantined:
 			return fmt.Errorf("admit %s: incarnation %d is %s: %w", a.Incarnate, old.Incarnation, old.State, ErrMember)
-		case old.State == Quarantined:
-			m.State, m.Why = Quarantined, old.Why
+		case old.Quarantine:
+			m.State, m.Why, m.Quarantine = Quarantined, old.Why, true
 			*old = m
 		default:
 			*old = m
@@ -157,6 +160,12 @@ func (s *State) gone(e Eviction) error {
 }
 
 func (s *State) form(c FormGeneration) error {
+	if err := s.based(c); err != nil {
+		return err
+	}
+	if !c.Base.IsZero() && len(c.Seals) == 0 && c.World.Size() > 0 {
+		return fmt.Errorf("generation %s rests on no seal of %s; only a rewind may: %w", c.World.Generation, c.Base, ErrBase)
+	}
 	if c.Floor.Step < s.Floor.Step {
 		return fmt.Errorf("resume at %d below %d: %w", c.Floor.Step, s.Floor.Step, ErrFloor)
 	}
@@ -167,6 +176,9 @@ func (s *State) form(c FormGeneration) error {
 }
 
 func (s *State) rewind(c Rewind) error {
+	if err := s.based(c.FormGeneration); err != nil {
+		return err
+	}
 	if c.Branch != s.Branch+1 {
 		return fmt.Errorf("branch %d after %d: %w", c.Branch, s.Branch, ErrIllegal)
 	}
@@ -187,18 +199,23 @@ func (s *State) rewind(c Rewind) error {
 	return nil
 }
 
-// seat makes c's world the current one.
-func (s *State) seat(c FormGeneration, branch int, rewind bool) error {
-	if c.Base != s.World.Generation || c.World.Generation != c.Base.Next() {
+// based checks that c was computed for the current generation and rests on seals of it alone.
+func (s *State) based(c FormGeneration) error {
+	if c.Base != s.World.Generation || c.World.Generation != s.NextGeneration(c.Floor) {
 		return fmt.Errorf("generation %s on base %s while %s is current: %w", c.World.Generation, c.Base, s.World.Generation, ErrBase)
-	}
-	if s.Phase == Halted && s.Halt != nil && s.Halt.Kind.Ends() {
-		return fmt.Errorf("the job has ended (%s): %w", s.Halt.Words, ErrIllegal)
 	}
 	for _, i := range c.Seals {
 		if !s.World.Has(i) {
 			return fmt.Errorf("rests on a seal of %s, which is not in %s: %w", i, c.Base, ErrBase)
 		}
+	}
+	return nil
+}
+
+// seat makes c's world the current one.
+func (s *State) seat(c FormGeneration, branch int, rewind bool) error {
+	if s.ended() {
+		return fmt.Errorf("the job has ended (%s): %w", s.Halt.Words, ErrIllegal)
 	}
 	for _, e := range c.Evictions {
 		if err := s.gone(e); err != nil {
@@ -241,8 +258,12 @@ func (s *State) moveMembers(old phalanx.World) {
 		seat := s.World.SeatOf(m.Member)
 		switch {
 		case m.State == Gone:
+		case seat != nil && m.State == Draining:
+			m.Coordinate = seat.Coordinate // asked while this world was being made: it leaves with the next one
 		case seat != nil:
 			m.State, m.Coordinate, m.Why = Active, seat.Coordinate, ""
+		case m.State == Draining && m.Quarantine:
+			m.State, m.Coordinate = Quarantined, -1
 		case m.State == Draining:
 			m.State, m.Coordinate = Gone, -1
 		case old.Has(m.Incarnate):
@@ -262,8 +283,8 @@ func (s *State) remember(e phalanx.Evidence) {
 func (s *State) checkWorld(c FormGeneration) error {
 	g := s.GroupSize()
 	w := &c.World
-	if w.GroupSize != g || len(w.Seats)%g != 0 || len(c.Floor.Labels) != g {
-		return fmt.Errorf("%d seats in groups of %d, %d labels: %w", len(w.Seats), w.GroupSize, len(c.Floor.Labels), ErrWorld)
+	if w.GroupSize != g || w.SlotCount != slotCount(s) || len(w.Seats)%g != 0 || len(c.Floor.Labels) != g {
+		return fmt.Errorf("%d seats in groups of %d, %d slots, %d labels: %w", len(w.Seats), w.GroupSize, w.SlotCount, len(c.Floor.Labels), ErrWorld)
 	}
 	for coordinate, l := range c.Floor.Labels {
 		if l.Step != c.Floor.Step || l.Coordinate != coordinate {
@@ -313,8 +334,8 @@ func (s *State) publish(c PublishCheckpoint) error {
 	if s.World.Generation.IsZero() || len(c.Labels) != s.GroupSize() {
 		return ErrIllegal
 	}
-	for _, l := range c.Labels {
-		if l.Step != c.Step || !s.OfLineage(l) {
+	for i, l := range c.Labels {
+		if l.Step != c.Step || l.Coordinate != i || s.World.Generation.Less(l.Generation) || !s.OfLineage(l) {
 			return fmt.Errorf("publish %s: %w", l, ErrLineage)
 		}
 	}
@@ -333,8 +354,14 @@ func (s *State) mark(id phalanx.MemberID, to MemberState, why string) error {
 	if m == nil || m.State == Gone && to == Draining {
 		return fmt.Errorf("%s: %w", id, ErrMember)
 	}
-	if m.State == Active && to == Quarantined {
-		to = Draining // it leaves with the next generation; the quarantine is asked for again then
+	m.Quarantine = m.Quarantine || to == Quarantined
+	switch {
+	case s.World.Has(m.Incarnate) && m.State != Gone:
+		to = Draining // only the next generation takes it out of the world
+	case to == Draining:
+		to, m.Coordinate = Gone, -1
+	case m.State == Gone:
+		to = Gone // its next life is admitted into quarantine
 	}
 	m.State, m.Why = to, why
 	return nil
@@ -342,10 +369,13 @@ func (s *State) mark(id phalanx.MemberID, to MemberState, why string) error {
 
 func (s *State) lift(c Lift) error {
 	m := s.Member(c.Member)
-	if m == nil || m.State != Quarantined {
+	if m == nil || !m.Quarantine {
 		return fmt.Errorf("%s is not quarantined: %w", c.Member, ErrMember)
 	}
-	m.State, m.Why = Gone, "" // its next incarnation is admitted like any other
+	m.Quarantine = false
+	if m.State == Quarantined {
+		m.State, m.Why = Gone, c.Why // its next incarnation is admitted like any other
+	}
 	return nil
 }
 

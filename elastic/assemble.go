@@ -15,8 +15,7 @@ type candidate struct {
 	holds      bool // stands at the floor for its coordinate, or rolls forward to it
 }
 
-// assemble makes the most whole groups. survivors[c] are members of the old world by coordinate, in rank order; their old
-// group index is in oldGroup. Groups that are whole stay, broken ones are completed from the leftovers of others, then from
+// assemble makes the most whole groups. survivors are members of the old world. Groups that are whole stay, broken ones are completed from the leftovers of others, then from
 // spares; a spare takes the exact rank of the dead. What is left of a broken group is returned to the spares by Apply.
 func assemble(s *State, survivors []candidate, spares []candidate) []phalanx.Seat {
 	g := s.GroupSize()
@@ -36,12 +35,6 @@ func assemble(s *State, survivors []candidate, spares []candidate) []phalanx.Sea
 			if i >= 0 {
 				perCoordinate[c]++
 			}
-		}
-	}
-	held := make([]int, g) // spares that already hold a coordinate of the floor
-	for _, c := range spares {
-		if c.holds {
-			held[c.coordinate]++
 		}
 	}
 	groups := 0
@@ -68,21 +61,43 @@ func assemble(s *State, survivors []candidate, spares []candidate) []phalanx.Sea
 		}
 	}
 	free := slices.Clone(spares)
+	// The order of preference: leftovers of this coordinate, for no spare may be used up where one is left; spares that stand
+	// at the floor; spares that possess nothing; last one of those whose coordinate has the most holders, so that no coordinate loses its only one.
 	take := func(c int) candidate {
-		if len(pool[c]) > 0 {
-			x := pool[c][0]
-			pool[c] = pool[c][1:]
+		pick := func(from *[]candidate, fits func(candidate) bool) (x candidate, ok bool) {
+			i := slices.IndexFunc(*from, fits)
+			if i < 0 {
+				return candidate{}, false
+			}
+			x = (*from)[i]
+			*from = slices.Delete(*from, i, i+1)
+			return x, true
+		}
+		if x, ok := pick(&pool[c], func(x candidate) bool { return x.holds }); ok {
 			return x
 		}
-		i := slices.IndexFunc(free, func(x candidate) bool { return x.holds && x.coordinate == c })
-		if i < 0 {
-			i = slices.IndexFunc(free, func(x candidate) bool { return !x.holds })
+		if x, ok := pick(&pool[c], func(candidate) bool { return true }); ok {
+			return x
 		}
-		if i < 0 {
-			i = 0
+		if x, ok := pick(&free, func(x candidate) bool { return x.holds && x.coordinate == c }); ok {
+			return x
 		}
-		x := free[i]
-		free = slices.Delete(free, i, i+1)
+		if x, ok := pick(&free, func(x candidate) bool { return !x.holds }); ok {
+			return x
+		}
+		most, at := 0, 0
+		for o := range g {
+			n := 0
+			for _, x := range free {
+				if x.coordinate == o {
+					n++
+				}
+			}
+			if n > most {
+				most, at = n, o
+			}
+		}
+		x, _ := pick(&free, func(x candidate) bool { return x.coordinate == at })
 		return x
 	}
 	var seats []phalanx.Seat

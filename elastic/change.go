@@ -19,11 +19,14 @@ func (p Planner) change(s *State, f *Facts) Plan {
 	if !next && !(f.Round.Asked && f.Round.Planned) {
 		return Plan{Why: "nothing to change"}
 	}
+	if s.Phase == Halted && !f.Round.Asked {
+		return Plan{Ask: &Ask{Generation: s.World.Generation}, Why: why} // nobody votes; there is no boundary to wait for
+	}
 	if !f.Round.Asked {
-		if s.Phase == Halted {
-			return Plan{Ask: &Ask{Generation: s.World.Generation}, Why: why} // nobody votes; there is no boundary to wait for
-		}
 		return Plan{Ask: &Ask{Generation: s.World.Generation, Planned: true, Boundary: f.Boundary}, Why: why}
+	}
+	if f.Round.Planned && f.Round.Late {
+		return Plan{Ask: &Ask{Generation: s.World.Generation}, Why: fmt.Sprintf("step %d was not reached by its deadline", f.Round.Boundary)}
 	}
 	var answers []Answer
 	for _, seat := range s.World.Seats {
@@ -33,28 +36,27 @@ func (p Planner) change(s *State, f *Facts) Plan {
 		}
 		answers = append(answers, *m.Answer)
 	}
-	floor, newest, _, err := Resume(s, answers)
-	if err != nil {
-		return Plan{Why: err.Error()}
+	plan := p.conclude(s, f, nil, answers)
+	if c, ok := plan.Command.(FormGeneration); ok {
+		c.Planned, c.Cause = true, why
+		if why == "" {
+			c.Cause = "the planned change was called off"
+		}
+		plan.Command, plan.Why = c, c.Cause
 	}
-	c := p.formation(s, f, nil, answers, floor)
-	c.Newest, c.Planned, c.Cause = newest, true, why
-	if why == "" {
-		c.Cause = "the planned change was called off"
-	}
-	return Plan{Command: c, Why: c.Cause}
+	return plan
 }
 
 // wanted says whether another world than the present one is wanted, and why.
 func (p Planner) wanted(s *State, f *Facts) (bool, string) {
-	if s.Spec != nil && f.Boundary > s.Spec.LastStep {
+	if s.Phase != Halted && f.Boundary > s.Spec.LastStep {
 		return false, "" // too near to the end to change the world
 	}
 	var survivors []candidate
 	for _, seat := range s.World.Seats {
 		m := s.Member(seat.Member)
 		x := f.Fact(seat.Member)
-		if m != nil && (m.State == Draining || m.State == Quarantined) {
+		if m != nil && m.State == Draining {
 			continue
 		}
 		if x != nil && x.Leaving {

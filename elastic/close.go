@@ -32,91 +32,120 @@ func (p Planner) close(s *State, f *Facts, evidence []phalanx.Evidence) Plan {
 		if !allDead && !f.LeaseOut {
 			return Plan{Why: "nobody of the world answers; waits for its lease to run out"}
 		}
-		return p.rewind(s, f, evidence, nil, s.Floor.Step)
+		return p.rewind(s, f, evidence, nil, s.Floor, s.Floor.Step)
 	}
+	return p.conclude(s, f, evidence, answers)
+}
+
+// conclude makes the next generation from a non-empty set of answers, or opens a branch when a coordinate of the resume step
+// is possessed by nobody.
+func (p Planner) conclude(s *State, f *Facts, evidence []phalanx.Evidence, answers []Answer) Plan {
 	floor, newest, why, err := Resume(s, answers)
 	if err != nil {
 		return Plan{Why: err.Error()}
 	}
-	c := p.formation(s, f, evidence, answers, floor)
+	c, missing := p.formation(s, f, evidence, answers, floor)
 	c.Newest = newest
-	if missing, ok := p.unpossessed(s, f, floor, answers); ok && floor.Step > 0 {
-		for _, seat := range s.World.Seats {
-			m := f.Fact(seat.Member)
-			if m == nil || m.Silent && !m.Dead && !f.LeaseOut && m.Incarnation == seat.Incarnation && m.Answer == nil {
-				return Plan{Why: fmt.Sprintf("nobody possesses coordinate %d of step %d; asks %s on", missing, floor.Step, seat.Member)}
-			}
-		}
-		return p.rewind(s, f, evidence, answers, newest)
+	if missing < 0 {
+		return Plan{Command: c, Why: why}
 	}
-	return Plan{Command: c, Why: why}
-}
-
-// unpossessed returns a coordinate of the floor that nobody who answered, and no spare, possesses.
-func (p Planner) unpossessed(s *State, f *Facts, floor Floor, answers []Answer) (int, bool) {
-	for c, l := range floor.Labels {
-		held := slices.ContainsFunc(answers, func(a Answer) bool { return a.Possession.Possesses(l) })
-		held = held || slices.ContainsFunc(f.Members, func(m MemberFact) bool {
-			known := s.Member(m.Member)
-			return m.Connected && !m.Dead && known != nil && known.Incarnation == m.Incarnation && known.State == Spare && m.Possession.Possesses(l)
-		})
-		if !held {
-			return c, true
+	for _, seat := range s.World.Seats {
+		m := f.Fact(seat.Member)
+		if m == nil || m.Silent && !m.Dead && !f.LeaseOut && m.Incarnation == seat.Incarnation && m.Answer == nil {
+			return Plan{Why: fmt.Sprintf("nobody possesses coordinate %d of step %d; asks %s on", missing, floor.Step, seat.Member)}
 		}
 	}
-	return 0, false
+	return p.rewind(s, f, evidence, answers, floor, newest)
 }
 
-// formation is the next generation with floor kept: survivors, then spares. Members without an answer are not in it.
-func (p Planner) formation(s *State, f *Facts, evidence []phalanx.Evidence, answers []Answer, floor Floor) FormGeneration {
-	c := FormGeneration{Base: s.World.Generation, Floor: floor, Evidence: evidence, UnixNS: f.UnixNS, Source: Source{Kind: FromLive}}
+// formation is the next generation at the given floor: survivors, then spares. Members without an answer are not in it. It
+// returns the first coordinate of the floor that nobody could supply, -1 when all can be had.
+func (p Planner) formation(s *State, f *Facts, evidence []phalanx.Evidence, answers []Answer, floor Floor) (FormGeneration, int) {
+	c := FormGeneration{Base: s.World.Generation, Floor: floor, Evidence: evidence, UnixNS: f.UnixNS}
 	for i := range answers {
 		c.Seals = append(c.Seals, answers[i].Incarnate)
 	}
-	var survivors []candidate
+	var survivors, leavers []candidate
 	for _, seat := range s.World.Seats {
-		i := slices.IndexFunc(answers, func(a Answer) bool { return a.Incarnate == seat.Incarnate })
-		known := s.Member(seat.Member)
-		draining := known != nil && (known.State == Draining || known.State == Quarantined)
-		lost := i < 0 || !answers[i].Possession.Trainer || accused(evidence, seat.Incarnate)
-		if m := f.Fact(seat.Member); m != nil && (m.Dead || m.Leaving || m.Failed) && !m.InGrace {
-			lost = true
-		}
+		a := answerOf(answers, seat.Incarnate)
+		m, known := f.Fact(seat.Member), s.Member(seat.Member)
+		lost := a == nil || !a.Possession.Trainer || accused(evidence, seat.Incarnate)
+		lost = lost || m != nil && (m.Dead || m.Failed) && !m.InGrace
 		if lost {
 			c.Evictions = append(c.Evictions, Eviction{seat.Incarnate, bestEvidence(evidence, seat.Incarnate, f)})
 			continue
 		}
-		if draining {
+		x := candidate{seat.Incarnate, seat.Coordinate, a.Possession.Possesses(floor.Label(seat.Coordinate))}
+		if known != nil && known.State == Draining || m != nil && m.Leaving {
+			leavers = append(leavers, x)
 			continue
 		}
-		survivors = append(survivors, candidate{seat.Incarnate, seat.Coordinate, answers[i].Possession.Possesses(floor.Label(seat.Coordinate))})
+		survivors = append(survivors, x)
 	}
-	seats := assemble(s, survivors, p.spares(s, f, floor))
-	c.World = p.world(s, seats)
-	for _, seat := range seats {
-		holds := false
-		if i := slices.IndexFunc(answers, func(a Answer) bool { return a.Incarnate == seat.Incarnate }); i >= 0 {
-			holds = answers[i].Possession.Possesses(floor.Label(seat.Coordinate))
-		} else if m := f.Fact(seat.Member); m != nil {
-			holds = m.Possession.Possesses(floor.Label(seat.Coordinate))
-		}
-		if holds {
-			c.Source.Holders = append(c.Source.Holders, seat.Member)
+	spares := p.spares(s, f, floor)
+	seats := assemble(s, survivors, spares)
+	n := len(survivors)
+	if leavers, survivors = retain(floor, seats, survivors, spares, leavers); len(survivors) > n {
+		seats = assemble(s, survivors, spares)
+	}
+	for _, x := range leavers {
+		if known := s.Member(x.Member); known == nil || known.State != Draining {
+			c.Evictions = append(c.Evictions, Eviction{x.Incarnate, bestEvidence(evidence, x.Incarnate, f)})
 		}
 	}
-	// Leftovers that are not in the world may still be the only ones to hold a coordinate.
-	for i := range answers {
-		seat := s.World.SeatOf(answers[i].Member)
-		if c.World.SeatOf(answers[i].Member) == nil && !slices.ContainsFunc(c.Evictions, func(e Eviction) bool { return e.Incarnate == answers[i].Incarnate }) && answers[i].Possession.Possesses(floor.Label(seat.Coordinate)) {
-			c.Source.Holders = append(c.Source.Holders, answers[i].Member)
-		}
-	}
-	if floor.Step == 0 && floor.Label(0).Generation.IsZero() {
+	c.World = p.world(s, floor, seats)
+	holders, missing := donors(floor, seats, survivors, spares)
+	c.Source = Source{Kind: FromLive, Holders: holders}
+	if initial(floor.Label(0)) {
 		c.Source = Source{Kind: FromSeed}
 	}
 	c.Cause = cause(c.Evictions, evidence)
 	c.Halt = p.halt(s, c)
-	return c
+	return c, missing
+}
+
+func answerOf(answers []Answer, who phalanx.Incarnate) *Answer {
+	i := slices.IndexFunc(answers, func(a Answer) bool { return a.Incarnate == who })
+	if i < 0 {
+		return nil
+	}
+	return &answers[i]
+}
+
+// retain moves leavers back to the survivors while they alone possess a coordinate of the floor and there is a world that
+// needs it: they leave once somebody has healed from them.
+func retain(floor Floor, seats []phalanx.Seat, survivors, spares, leavers []candidate) (left, stay []candidate) {
+	if len(seats) == 0 {
+		return leavers, survivors
+	}
+	for {
+		_, missing := donors(floor, seats, survivors, spares)
+		i := slices.IndexFunc(leavers, func(x candidate) bool { return x.holds && x.coordinate == missing })
+		if missing < 0 || i < 0 {
+			return leavers, survivors
+		}
+		survivors = append(survivors, leavers[i])
+		leavers = slices.Delete(leavers, i, i+1)
+	}
+}
+
+// donors names those who possess a coordinate of the floor and keep it: in the world at their own coordinate, or outside.
+// It returns the first coordinate that has none, -1 when all have one; the seed supplies step 0.
+func donors(floor Floor, seats []phalanx.Seat, survivors, spares []candidate) ([]phalanx.MemberID, int) {
+	var names []phalanx.MemberID
+	found := make([]bool, len(floor.Labels))
+	for _, x := range slices.Concat(survivors, spares) {
+		i := slices.IndexFunc(seats, func(seat phalanx.Seat) bool { return seat.Member == x.Member })
+		if !x.holds || i >= 0 && seats[i].Coordinate != x.coordinate {
+			continue
+		}
+		names, found[x.coordinate] = append(names, x.Member), true
+	}
+	slices.SortFunc(names, phalanx.CompareMemberIDs)
+	if floor.Step == 0 {
+		return names, -1
+	}
+	return names, slices.Index(found, false)
 }
 
 // halt says why the formation may not vote, nil when it may.
@@ -133,25 +162,28 @@ func (p Planner) halt(s *State, c FormGeneration) *HaltReason {
 	return nil
 }
 
-// rewind opens a new branch at the newest step of which every coordinate exists somewhere.
-func (p Planner) rewind(s *State, f *Facts, evidence []phalanx.Evidence, answers []Answer, newest phalanx.Step) Plan {
+// rewind opens a new branch at the newest step of which every coordinate exists somewhere. resume is what the answers
+// promise, which nobody can supply.
+func (p Planner) rewind(s *State, f *Facts, evidence []phalanx.Evidence, answers []Answer, resume Floor, newest phalanx.Step) Plan {
 	if !f.Store.Known {
 		return Plan{Why: "nobody possesses the floor; what the store holds is not known yet"}
 	}
-	floor, source, _ := p.origin(s, f)
-	c := p.formation(s, f, evidence, answers, floor)
-	for _, seat := range s.World.Seats {
-		if !slices.ContainsFunc(answers, func(a Answer) bool { return a.Incarnate == seat.Incarnate }) && !slices.ContainsFunc(c.Evictions, func(e Eviction) bool { return e.Incarnate == seat.Incarnate }) {
-			c.Evictions = append(c.Evictions, Eviction{seat.Incarnate, bestEvidence(evidence, seat.Incarnate, f)})
-		}
+	floor, source := p.origin(s, f, true)
+	c, missing := p.formation(s, f, evidence, answers, floor)
+	if source.Kind == FromLive && missing >= 0 { // its holders are lost themselves
+		floor, source = p.origin(s, f, false)
+		c, _ = p.formation(s, f, evidence, answers, floor)
 	}
 	c.Newest = newest
 	if c.World.Size() == 0 {
-		// Nobody can read it yet: the floor and the branch stay, the members' next incarnations join and open the branch.
-		c.Floor, c.Source = s.Floor, s.Source
-		return Plan{Command: c, Why: "no living trainer is left"}
+		// Nobody can read it yet: the branch stays, the members' next incarnations join and open the next one.
+		c.Floor, c.Source = resume, Source{Kind: FromLive}
+		c.World = p.world(s, resume, nil)
+		return Plan{Command: c, Why: "no whole group is left"}
 	}
-	c.Source = source
+	if source.Kind != FromLive {
+		c.Source = source
+	}
 	c.Cause = fmt.Sprintf("nobody possesses the state any more: rewind to step %d from %s; %s", floor.Step, source.Kind, c.Cause)
 	return Plan{Command: Rewind{FormGeneration: c, Branch: s.Branch + 1, Unreadable: f.Store.Unreadable}, Why: c.Cause}
 }
@@ -168,10 +200,8 @@ func (p Planner) spares(s *State, f *Facts, floor Floor) []candidate {
 		if x == nil || x.Incarnation != m.Incarnation || !x.Connected || x.Dead || x.Silent || !x.Possession.Trainer || x.Leaving || x.Failed {
 			continue
 		}
-		c := candidate{m.Incarnate, m.Coordinate, false}
-		if m.Coordinate >= 0 && x.Possession.Possesses(floor.Label(m.Coordinate)) {
-			c.holds = true
-		}
+		c := candidate{Incarnate: m.Incarnate, coordinate: x.Possession.held(floor)}
+		c.holds = c.coordinate >= 0
 		out = append(out, c)
 	}
 	return out

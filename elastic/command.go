@@ -148,6 +148,9 @@ func DecodeCommand(b []byte) (Command, error) {
 	if err := json.Unmarshal(b, &e); err != nil {
 		return nil, fmt.Errorf("decode log command: %w", err)
 	}
+	if e.Version < 1 {
+		return nil, fmt.Errorf("decode log command %q: it has no version", e.Kind)
+	}
 	if e.Version > FormatVersion {
 		return nil, fmt.Errorf("decode log command %q version %d: %w", e.Kind, e.Version, ErrUnknownCommand)
 	}

@@ -8,10 +8,6 @@ import (
 	"phalanx"
 )
 
-// AnyCoordinate marks the initial state of a trainer that has not been given a coordinate: every coordinate's shard can be
-// made from the seed.
-const AnyCoordinate = -1
-
 // Machine is a daemon's own machine: it compares the committed state with what its trainer and its peers show, and says
 // what to do. It is a value without clock, goroutine or I/O; one goroutine calls Step.
 type Machine struct {
@@ -22,7 +18,8 @@ type Machine struct {
 	vote    Vote               // newest, on the page
 	refused Vote               // Generation and Step of the newest refusal written
 	trainer Trainer
-	votes   []Vote // newest known of each rank of the current world, by rank
+	votes   []Vote                // newest known of each rank of the current world, by rank
+	early   map[phalanx.Rank]Vote // newest of the newest generation that is not read yet
 	lease   bool
 	formed  bool
 	ask     *SealAsked         // a boundary that is not reached yet
@@ -30,6 +27,7 @@ type Machine struct {
 	told    WriteCommit        // newest commit told
 	first   phalanx.Generation // newest generation whose first commit was reported
 	seat    SeatAction
+	sat     bool // seat was written in this generation
 	ended   bool
 }
 
@@ -100,7 +98,11 @@ func (m *Machine) Step(ev Event) []Action {
 // Adopt enters the generation that was current when the daemon's predecessor ended, as if its entry had just been read.
 func (m *Machine) Adopt(t Trainer) []Action {
 	m.trainer = t
-	return m.enter(nil)
+	acts := m.enter(nil)
+	if m.state == LocalForming && m.vote.Generation == m.log.World.Generation {
+		acts = append(acts, WriteVote{m.vote}) // repeated: it may not have been sent before the end
+	}
+	return acts
 }
 
 func (m *Machine) read(s *State) []Action {
@@ -144,21 +146,21 @@ func (m *Machine) fence() []Action {
 // enter begins the newest generation.
 func (m *Machine) enter(acts []Action) []Action {
 	m.votes = make([]Vote, m.log.World.Size())
-	m.formed, m.ask, m.seat = false, nil, SeatPark
+	m.formed, m.ask, m.seat, m.sat = false, nil, SeatPark, false
 	if !m.alive() {
 		return append(acts, m.fence()...)
 	}
 	seat := m.Seat()
 	if seat == nil {
 		m.state = LocalIdle
-		return append(acts, WriteSeat{SeatPark})
+		return m.sit(append(acts, m.rollForward()...), SeatPark) // a donor rolls forward outside of the world too
 	}
 	if !m.sealed.Less(m.log.World.Generation) {
 		// Sealed unread, or adopted after a seal: this generation is dead for us, the next entry comes.
 		m.state = LocalAborting
 		m.leaving = m.log.World.Generation
-		acts = append(acts, m.rollForward()...)
-		return append(acts, WriteSeat{SeatPark}, Abort{m.leaving})
+		acts = m.sit(append(acts, m.rollForward()...), SeatPark)
+		return append(acts, Abort{m.leaving})
 	}
 	m.state = LocalForming
 	if m.vote.Generation == m.log.World.Generation && int(seat.Rank) < len(m.votes) {
@@ -166,14 +168,30 @@ func (m *Machine) enter(acts []Action) []Action {
 	}
 	acts = append(acts, m.rollForward()...)
 	acts = append(acts, Form{m.log.World.Generation})
-	return m.stand(acts)
+	return m.hearEarly(m.stand(acts))
 }
 
-// rollForward applies the floor where the trainer holds the gradient that makes it.
+// hearEarly takes the votes that came before their generation was read.
+func (m *Machine) hearEarly(acts []Action) []Action {
+	early := m.early
+	m.early = nil
+	for r := range m.votes {
+		if v, ok := early[phalanx.Rank(r)]; ok {
+			acts = append(acts, m.peerVoted(PeerVoted{phalanx.Rank(r), v})...)
+		}
+	}
+	return acts
+}
+
+// rollForward applies the floor where the trainer holds the gradient that makes it, also outside of the world: others may
+// heal from it. A member that was given another coordinate heals instead.
 func (m *Machine) rollForward() []Action {
-	seat := m.Seat()
-	floor := m.log.Floor.Label(seat.Coordinate)
-	if !m.trainer.Trainer || !m.trainer.Holds || !m.trainer.rollsForwardTo(floor) {
+	c := m.trainer.Gradient.Coordinate
+	if seat := m.Seat(); seat != nil && seat.Coordinate != c {
+		return nil
+	}
+	floor := m.log.Floor.Label(c)
+	if !m.trainer.rollsForwardTo(floor) {
 		return nil
 	}
 	return m.tell(WriteCommit{floor.Generation, floor.Step})
@@ -191,18 +209,11 @@ func (m *Machine) tell(c WriteCommit) []Action {
 // stands reports whether the trainer holds a state from which it may vote: the floor's, or one made in this generation.
 func (m *Machine) stands() bool {
 	seat := m.Seat()
-	if seat == nil || !m.trainer.Trainer || !m.trainer.Holds {
-		return false
-	}
-	l, floor := m.trainer.Label, m.log.Floor.Label(seat.Coordinate)
-	if l == floor || floor.Step == 0 && floor.Generation.IsZero() && l.Step == 0 && l.Generation.IsZero() && l.Coordinate == AnyCoordinate {
-		return true
-	}
-	return l.Generation == m.log.World.Generation && l.Coordinate == seat.Coordinate && l.Step > floor.Step
+	return seat != nil && m.trainer.stands(m.log, seat.Coordinate)
 }
 
-// stand tells the trainer to run or to heal, as far as it can by now. A trainer that is about to apply the floor waits in
-// its seat; Seen follows when it has.
+// stand tells the trainer to run or to heal, as far as it can by now. A trainer whose optimizer runs, or is about to make the
+// floor, waits in its seat; Seen follows when it has.
 func (m *Machine) stand(acts []Action) []Action {
 	if m.log.Phase == Halted {
 		return m.sit(acts, SeatPark)
@@ -212,11 +223,14 @@ func (m *Machine) stand(acts []Action) []Action {
 		if !m.formed {
 			return m.sit(acts, SeatPark)
 		}
-		if m.state == LocalForming || m.state == LocalHealing {
-			m.state = LocalReady
+		m.state = LocalReady
+		if m.vote.Generation == m.log.World.Generation {
+			m.state = LocalRunning
 		}
 		return m.tryVote(m.sit(acts, SeatRun))
-	case !m.trainer.Trainer || m.trainer.Holds && m.trainer.rollsForwardTo(m.log.Floor.Label(m.Seat().Coordinate)):
+	case m.trainer.rollsForwardTo(m.log.Floor.Label(m.Seat().Coordinate)):
+		return m.sit(append(acts, m.rollForward()...), SeatPark)
+	case !m.trainer.Trainer || m.trainer.Holds && m.trainer.moving():
 		return m.sit(acts, SeatPark)
 	case m.seat == SeatHeal:
 		return acts
@@ -230,15 +244,10 @@ func (m *Machine) stand(acts []Action) []Action {
 
 // sit writes the seat. It is written once per generation even when nothing changes, so that a waiting trainer learns of it.
 func (m *Machine) sit(acts []Action, do SeatAction) []Action {
-	for _, a := range acts {
-		if w, ok := a.(WriteSeat); ok && w.Do == do {
-			return acts
-		}
-	}
-	if m.seat == do && do != SeatPark {
+	if m.sat && m.seat == do {
 		return acts
 	}
-	m.seat = do
+	m.seat, m.sat = do, true
 	return append(acts, WriteSeat{do})
 }
 
@@ -264,7 +273,7 @@ func (m *Machine) seen(t Trainer) []Action {
 		m.first = t.Label.Generation
 		acts = append(acts, FirstStep{t.Label.Generation, t.Label.Step})
 	}
-	if m.ask != nil && t.Holds && t.Label.Step >= m.ask.Boundary {
+	if m.ask != nil && m.stands() && t.Label.Step >= m.ask.Boundary {
 		return append(acts, m.seal(m.ask.Generation)...)
 	}
 	if m.state == LocalSealing || m.state == LocalAborting || m.state == LocalIdle {
@@ -273,7 +282,9 @@ func (m *Machine) seen(t Trainer) []Action {
 	if t.Healed != before.Healed && t.Healed.Generation == m.log.World.Generation && !t.Healed.OK {
 		return append(acts, m.healBroken(HealBroken{t.Healed.Generation, "the bytes read do not have the source's digests"})...)
 	}
-	if m.state == LocalForming || m.state == LocalHealing {
+	// A commit of an abandoned branch that was told just before may still be carried out: that trainer heals, like any that
+	// does not stand where it may vote.
+	if m.state == LocalForming || m.state == LocalHealing || t.Trainer && t.Holds && !t.moving() && !m.stands() {
 		return m.stand(acts)
 	}
 	return m.tryVote(acts)
@@ -295,24 +306,22 @@ func (m *Machine) tryVote(acts []Action) []Action {
 	if r.Step == 0 || r.Generation != g || !m.lease || !m.formed || !m.stands() || !m.sealed.Less(g) {
 		return acts
 	}
-	if r.Step != m.trainer.Label.Step+1 || m.trainer.Applying > m.trainer.Label.Step || m.ask != nil && r.Step > m.ask.Boundary {
+	if r.Step != m.trainer.Label.Step+1 || m.ask != nil && r.Step > m.ask.Boundary {
 		return acts
 	}
 	if m.vote.Generation == g && m.vote.Step >= r.Step {
 		return m.decide(acts) // cast already, perhaps by the daemon's predecessor
 	}
-	m.vote = r
-	m.votes[m.Seat().Rank] = r
-	m.state = LocalRunning
-	acts = append(acts, WriteVote{r})
-	if !r.OK {
-		acts = append(acts, m.refuse(r.Step, m.Seat().Rank, phalanx.VotedNotOK)...)
-	}
-	return m.decide(acts)
+	m.vote, m.state = r, LocalRunning
+	return m.decide(m.hear(append(acts, WriteVote{r}), m.Seat().Rank, r))
 }
 
 func (m *Machine) peerVoted(ev PeerVoted) []Action {
 	v := ev.Vote
+	if m.log.World.Generation.Less(v.Generation) {
+		m.keepEarly(ev)
+		return nil
+	}
 	if v.Generation != m.log.World.Generation || int(ev.Rank) < 0 || int(ev.Rank) >= len(m.votes) || m.Seat() == nil {
 		return nil
 	}
@@ -320,19 +329,46 @@ func (m *Machine) peerVoted(ev PeerVoted) []Action {
 	if old.Generation == v.Generation && old.Step >= v.Step {
 		return nil // a vote is final, and an older one says nothing new
 	}
-	*old = v
-	var acts []Action
+	return m.decide(m.hear(nil, ev.Rank, v))
+}
+
+// maxEarly bounds the votes that are kept before their generation is read. Those beyond are lost, and asked for again by
+// the next seal.
+const maxEarly = 1 << 14
+
+// keepEarly keeps a vote of a generation that this member has not read yet: its voter was told of the entry before us.
+func (m *Machine) keepEarly(ev PeerVoted) {
+	for _, v := range m.early {
+		if ev.Vote.Generation.Less(v.Generation) {
+			return
+		}
+		if v.Generation.Less(ev.Vote.Generation) {
+			m.early = nil
+		}
+		break // all are of one generation
+	}
+	if v, ok := m.early[ev.Rank]; ok && v.Step >= ev.Vote.Step || len(m.early) >= maxEarly {
+		return
+	}
+	if m.early == nil {
+		m.early = map[phalanx.Rank]Vote{}
+	}
+	m.early[ev.Rank] = ev.Vote
+}
+
+// hear keeps a new vote and writes a refusal when it is not ok, or unlike another one of its coordinate.
+func (m *Machine) hear(acts []Action, rank phalanx.Rank, v Vote) []Action {
+	m.votes[rank] = v
 	if !v.OK {
-		acts = m.refuse(v.Step, ev.Rank, phalanx.VotedNotOK)
+		return append(acts, m.refuse(v.Step, rank, phalanx.VotedNotOK)...)
 	}
 	g := m.log.World.GroupSize
 	for r, o := range m.votes {
-		if r%g == int(ev.Rank)%g && o.Generation == v.Generation && o.Step == v.Step && o.OK && v.OK && o.Digest != v.Digest {
-			acts = append(acts, m.refuse(v.Step, ev.Rank, phalanx.DigestsUnequal)...)
-			break
+		if r%g == int(rank)%g && o.Generation == v.Generation && o.Step == v.Step && o.OK && o.Digest != v.Digest {
+			return append(acts, m.refuse(v.Step, rank, phalanx.DigestsUnequal)...)
 		}
 	}
-	return m.decide(acts)
+	return acts
 }
 
 func (m *Machine) refuse(step phalanx.Step, who phalanx.Rank, kind phalanx.EvidenceKind) []Action {
@@ -392,7 +428,7 @@ func (m *Machine) waitsFor(b phalanx.Step) bool {
 	if m.vote.Generation == m.log.World.Generation && m.vote.Step > b {
 		return false
 	}
-	return !(m.trainer.Holds && m.trainer.Label.Step >= b)
+	return !(m.stands() && m.trainer.Label.Step >= b)
 }
 
 // seal promises never to vote in g again. The answer waits until no worker is in a segment.
@@ -400,7 +436,7 @@ func (m *Machine) seal(g phalanx.Generation) []Action {
 	m.sealed, m.ask, m.leaving, m.state = g, nil, g, LocalAborting
 	acts := []Action{WriteSealed{g}}
 	if m.Seat() != nil && g == m.log.World.Generation {
-		m.seat = SeatPark
+		m.seat, m.sat = SeatPark, true
 		acts = append(acts, WriteSeat{SeatPark})
 	}
 	return append(acts, Abort{g})

@@ -56,7 +56,8 @@ func (p Planner) Plan(s *State, f *Facts) Plan {
 		return p.open(s, f)
 	}
 	evidence := p.evidence(s, f)
-	if len(evidence) > 0 {
+	// A seal that was asked for is final, whatever became of its reason. A halted world is sealed to be changed.
+	if len(evidence) > 0 || f.Round.Asked && !f.Round.Planned && s.Phase != Halted {
 		if !f.Round.Asked || f.Round.Planned {
 			return Plan{Ask: &Ask{Generation: s.World.Generation}, Why: evidence[0].String()}
 		}
@@ -125,18 +126,27 @@ func (p Planner) finish(s *State, f *Facts) (Plan, bool) {
 	if s.Spec == nil || s.World.Size() == 0 || s.Phase == Halted {
 		return Plan{}, false
 	}
+	newest := s.NewestPublished()
+	published := newest != nil && newest.Step == s.Spec.LastStep
 	var digest phalanx.Digest
 	for _, seat := range s.World.Seats {
 		m := f.Fact(seat.Member)
 		if m == nil || m.Incarnation != seat.Incarnation || !m.Finished {
+			if m != nil && published {
+				if _, lost := lostEvidence(m, seat.Incarnate, f.UnixNS); lost {
+					continue // what it had is published
+				}
+			}
 			return Plan{}, false
 		}
 		if digest.IsZero() {
 			digest = m.Digest
 		}
 	}
-	newest := s.NewestPublished()
-	if newest == nil || newest.Step != s.Spec.LastStep {
+	if digest.IsZero() {
+		return Plan{}, false
+	}
+	if !published {
 		return Plan{Why: "every trainer has ended; the last save is not durable yet"}, true
 	}
 	return Plan{Command: Done{s.Spec.LastStep, digest, f.UnixNS}, Why: "the last step is committed and published"}, true
@@ -185,8 +195,11 @@ func lostEvidence(x *MemberFact, who phalanx.Incarnate, at int64) (phalanx.Evide
 			return k, true
 		}
 	}
-	if !x.Possession.Trainer {
+	switch {
+	case !x.Possession.Trainer:
 		e.Kind = phalanx.TrainerExited
+	case x.Leaving && !x.Dead && !x.Silent && !x.Failed:
+		e.Kind, e.Detail = phalanx.Asked, "it was asked to leave"
 	}
 	return e, true
 }
@@ -209,7 +222,8 @@ func (p Planner) evidence(s *State, f *Facts) []phalanx.Evidence {
 			}
 		}
 		for _, e := range m.Evidence {
-			if e.About == seat.Incarnate || s.World.Has(e.About) {
+			// Gossip is a hint; what was asked for is a planned change.
+			if s.World.Has(e.About) && e.Kind != phalanx.GossipDead && e.Kind != phalanx.Asked {
 				out = append(out, e)
 			}
 		}
@@ -217,17 +231,22 @@ func (p Planner) evidence(s *State, f *Facts) []phalanx.Evidence {
 		if a == nil || a.Generation != s.World.Generation {
 			continue
 		}
-		short := f.Round.Planned && (f.Round.Late || !a.reached(f.Round.Boundary, s.World.Generation))
+		short := f.Round.Planned && (f.Round.Late || !a.reached(s, f.Round.Boundary))
 		if !f.Round.Asked || short {
-			out = append(out, phalanx.Evidence{Kind: phalanx.Sealed, About: seat.Incarnate, Source: seat.Member, UnixNS: f.UnixNS, Detail: "sealed short of the boundary"})
+			e := phalanx.Evidence{Kind: phalanx.Sealed, About: seat.Incarnate, Source: seat.Member, UnixNS: f.UnixNS}
+			if short {
+				e.Detail = fmt.Sprintf("short of the boundary %d", f.Round.Boundary)
+			}
+			out = append(out, e)
 		}
 	}
 	return out
 }
 
-// reached reports whether the answer stands at the boundary, or has promised more.
-func (a *Answer) reached(b phalanx.Step, g phalanx.Generation) bool {
-	return a.Possession.Holds && a.Possession.Label.Step >= b
+// reached reports whether the member stands at the boundary or beyond, in the present generation.
+func (a *Answer) reached(s *State, b phalanx.Step) bool {
+	seat := s.World.SeatOf(a.Member)
+	return seat != nil && a.Possession.stands(s, seat.Coordinate) && a.Possession.Label.Step >= b
 }
 
 // open makes the first world, or the next one when no member is left in the present one.
@@ -235,40 +254,35 @@ func (p Planner) open(s *State, f *Facts) Plan {
 	if s.Spec == nil {
 		return Plan{Why: "no trainer has said hello yet"}
 	}
-	var ready []candidate
-	for i := range s.Members {
-		m := &s.Members[i]
-		if m.State != Joining && m.State != Spare && m.State != Active {
-			continue
-		}
-		x := f.Fact(m.Member)
-		if x == nil || x.Incarnation != m.Incarnation || !x.Connected || x.Dead || x.Silent || !x.Possession.Trainer || x.Leaving {
-			continue
-		}
-		ready = append(ready, candidate{m.Incarnate, -1, false})
+	if !f.Store.Known {
+		return Plan{Why: "what the store holds is not known yet"}
 	}
+	ready := p.spares(s, f, InitialFloor(s.GroupSize()))
 	want := s.WantGroups() * s.GroupSize()
 	if len(ready) < want && !(f.JoinClosed && len(ready) >= s.MinGroups()*s.GroupSize()) {
 		return Plan{Why: fmt.Sprintf("%d of %d members are ready", len(ready), want)}
 	}
-	floor, source, ok := p.origin(s, f)
-	if !ok {
-		return Plan{Why: "what the store holds is not known yet"}
+	floor, source := p.origin(s, f, true)
+	ready = p.spares(s, f, floor)
+	seats := assemble(s, nil, ready)
+	if source.Kind == FromLive {
+		var missing int
+		if source.Holders, missing = donors(floor, seats, nil, ready); missing >= 0 {
+			floor, source = p.origin(s, f, false)
+		}
 	}
 	c := FormGeneration{Base: s.World.Generation, Floor: floor, Source: source, Cause: "start", Newest: floor.Step, UnixNS: f.UnixNS}
-	c.World = p.world(s, assemble(s, nil, ready))
-	if source.Kind == FromSeed && len(s.Rewinds) == 0 && s.Floor.Step == 0 {
+	c.World = p.world(s, floor, seats)
+	if source.Kind == FromSeed && s.World.Generation.IsZero() {
 		return Plan{Command: c, Why: fmt.Sprintf("%d members are ready", len(ready))}
 	}
 	c.Cause = fmt.Sprintf("resume from %s", source.Kind)
 	return Plan{Command: Rewind{FormGeneration: c, Branch: s.Branch + 1, Unreadable: f.Store.Unreadable}, Why: c.Cause}
 }
 
-// origin is the newest state of which every coordinate exists outside of living trainers: slabs, store, or the seed.
-func (p Planner) origin(s *State, f *Facts) (Floor, Source, bool) {
-	if !f.Store.Known {
-		return Floor{}, Source{}, false
-	}
+// origin is the newest state of the lineage of which every coordinate exists somewhere: with living trainers if live, in
+// slabs, in the store, or in the seed.
+func (p Planner) origin(s *State, f *Facts, live bool) (Floor, Source) {
 	best, source := InitialFloor(s.GroupSize()), Source{Kind: FromSeed}
 	if pub := f.Store.Published; pub != nil && pub.Step > 0 && len(pub.Labels) == s.GroupSize() && s.OfLineage(pub.Labels[0]) {
 		best, source = Floor{pub.Step, slices.Clone(pub.Labels)}, Source{Kind: FromStore, Commit: pub.Commit}
@@ -276,10 +290,10 @@ func (p Planner) origin(s *State, f *Facts) (Floor, Source, bool) {
 	if floor, holders, ok := newestCopies(s, f, FromSlab); ok && floor.Step > best.Step {
 		best, source = floor, Source{Kind: FromSlab, Holders: holders}
 	}
-	if floor, holders, ok := newestCopies(s, f, FromLive); ok && floor.Step >= best.Step && floor.Step > 0 {
+	if floor, holders, ok := newestCopies(s, f, FromLive); live && ok && floor.Step >= best.Step && floor.Step > 0 {
 		best, source = floor, Source{Kind: FromLive, Holders: holders}
 	}
-	return best, source, true
+	return best, source
 }
 
 // newestCopies finds the newest step of the lineage of which connected members hold every coordinate, all made by one
@@ -296,7 +310,7 @@ func newestCopies(s *State, f *Facts, kind SourceKind) (Floor, []phalanx.MemberI
 			continue
 		}
 		if kind == FromLive {
-			if m.Possession.Trainer && m.Possession.Holds {
+			if m.Possession.standsAt(m.Possession.Label) && !m.Silent && !m.Leaving && !m.Failed {
 				all = append(all, have{m.Possession.Label, m.Member})
 			}
 			continue
@@ -336,6 +350,6 @@ func newestCopies(s *State, f *Facts, kind SourceKind) (Floor, []phalanx.MemberI
 	return Floor{}, nil, false
 }
 
-func (p Planner) world(s *State, seats []phalanx.Seat) phalanx.World {
-	return phalanx.World{Generation: s.World.Generation.Next(), GroupSize: s.GroupSize(), SlotCount: slotCount(s), Seats: seats}
+func (p Planner) world(s *State, floor Floor, seats []phalanx.Seat) phalanx.World {
+	return phalanx.World{Generation: s.NextGeneration(floor), GroupSize: s.GroupSize(), SlotCount: slotCount(s), Seats: seats}
 }

@@ -4,6 +4,7 @@ package elastic
 
 import (
 	"fmt"
+	"slices"
 
 	"phalanx"
 )
@@ -44,20 +45,51 @@ type Answer struct {
 	Slabs      []phalanx.Label    `json:"slabs,omitempty"` // states in its host's memory that outlive the trainer
 }
 
+// AnyCoordinate marks the initial state of a trainer that has not been given a coordinate: every coordinate's shard can be
+// made from the seed.
+const AnyCoordinate = -1
+
 // Possesses reports whether the trainer holds the state l, or stands one step below with the gradient that makes it.
-func (p Possession) Possesses(l phalanx.Label) bool {
-	if !p.Trainer || !p.Holds {
+func (p Possession) Possesses(l phalanx.Label) bool { return p.standsAt(l) || p.rollsForwardTo(l) }
+
+// moving reports whether the optimizer has begun and not returned: the state is no longer that of Label and not yet the next.
+func (p Possession) moving() bool { return p.Applying > p.Label.Step }
+
+// standsAt reports whether the state is l, now and at rest.
+func (p Possession) standsAt(l phalanx.Label) bool {
+	if !p.Trainer || !p.Holds || p.moving() {
 		return false
 	}
-	if p.Label == l {
-		return true
-	}
-	return p.rollsForwardTo(l)
+	return p.Label == l || initial(p.Label) && initial(l) && p.Label.Coordinate == AnyCoordinate
 }
 
+// rollsForwardTo reports whether the trainer has the gradient that makes l of its state, or is applying it.
 func (p Possession) rollsForwardTo(l phalanx.Label) bool {
-	return l.Step > 0 && p.Label.Step == l.Step-1 && p.Label.Coordinate == l.Coordinate && p.Gradient == Gradient{l.Generation, l.Step, l.Digest, l.Coordinate}
+	if !p.Trainer || !p.Holds || l.Step == 0 || p.Label.Step != l.Step-1 || p.Applying > l.Step {
+		return false
+	}
+	fits := p.Label.Coordinate == l.Coordinate || initial(p.Label) && p.Label.Coordinate == AnyCoordinate
+	return fits && p.Gradient == Gradient{l.Generation, l.Step, l.Digest, l.Coordinate}
 }
+
+// stands reports whether the trainer may vote at this coordinate of the present world: it stands at the floor, or at a step
+// made in this generation. Below, above and beside that it heals first.
+func (p Possession) stands(s *State, coordinate int) bool {
+	floor, l := s.Floor.Label(coordinate), p.Label
+	return p.standsAt(floor) || p.standsAt(l) && l.Generation == s.World.Generation && l.Coordinate == coordinate && l.Step > floor.Step
+}
+
+// held is the coordinate of the floor that the trainer possesses, -1 for none. A fresh trainer at step 0 holds none: the
+// seed makes any.
+func (p Possession) held(f Floor) int {
+	if f.Step == 0 {
+		return -1
+	}
+	return slices.IndexFunc(f.Labels, p.Possesses)
+}
+
+// initial reports whether l is the state that the seed makes.
+func initial(l phalanx.Label) bool { return l.Step == 0 && l.Generation.IsZero() }
 
 // Resume computes the resume step of the generation after s's from a non-empty set of answers, with the labels of the state
 // per coordinate and the newest step anybody voted for. Different sets may give different steps; each is safe alone.

@@ -99,6 +99,7 @@ type Member struct {
 	Host       string      `json:"host"`
 	Coordinate int         `json:"coordinate"` // of the state it held last; -1 when it never had one
 	Why        string      `json:"why,omitempty"`
+	Quarantine bool        `json:"quarantine,omitempty"` // of the member, through all its lives, until lifted
 }
 
 // RewindRecord names a branch of the lineage: everything above Source that was made before Generation is abandoned.
@@ -219,6 +220,18 @@ func (s *State) WantGroups() int {
 		want = s.Spec.Slots
 	}
 	return want
+}
+
+// NextGeneration is the generation after the current one and after every generation that made the floor. The second matters
+// for the first world of a new log that goes on from a checkpoint of an older one: its labels must not come again.
+func (s *State) NextGeneration(f Floor) phalanx.Generation {
+	g := s.World.Generation
+	for _, l := range f.Labels {
+		if g.Less(l.Generation) {
+			g = l.Generation
+		}
+	}
+	return g.Next()
 }
 
 // clone copies everything that Apply may change.
