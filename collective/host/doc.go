@@ -2,5 +2,50 @@
 
 // Package host reduces gradients on the CPU. It runs in the daemons: one [Engine] for each daemon, and so for each rank.
 // The trainers write inputs into their segments (shared memory) and read results there; the engines of one host read each
-// other's segments directly, engines of different hosts exchange frames over a [Link].
+// other's segments directly, engines of different hosts exchange frames over a [Link]. Nobody ever writes another member's
+// memory, and no trainer holds a connection.
+//
+// # The sum
+//
+// Sums have the shape of [phalanx.SlotTree]. A member with a range of slots supplies one buffer for each node of the
+// range's cover. The value of a node is the supplied buffer if there is one, else value(left) + value(right); a missing
+// sibling is passed through, never added as 0. At the root the sum is multiplied once by 1/S when asked: float32(1/S) for
+// float32 and the 16-bit types, the float64 for float64, never for int64. So the bits depend on the inputs alone, not on
+// the world, the hosts, who came first or the algorithm. The 16-bit types are widened to float32, summed in the tree and
+// rounded once at the end; but a trainer that sums several slots into a 16-bit buffer has rounded already, and then the
+// bits depend on the deal. Gradients that must not depend on it are supplied as float32.
+//
+// # An operation
+//
+//	enter    publish what is asked (board: posted, sig, offsets; frames: post) and wait until everybody has entered
+//	agree    compare signatures, check that the buffers of the others lie in their segments
+//	move     direct, or halving and doubling
+//	leave    say that we read nobody's memory any more, and wait until the members of this host say so too
+//
+// Nobody leaves before everybody has entered, so members are never more than one operation apart. Completion without an
+// error means that no member reads this member's inputs or result any more: the trainer may overwrite both.
+//
+// Direct (all kinds; all-reduce up to Options.DirectMax members): each member owns a shard of the elements, sums it from
+// everybody's inputs into its own result, chunk by chunk, and everybody copies it from there. Halving and doubling
+// (all-reduce of larger groups): members exchange halves, then quarters of the elements. What travels then is not one
+// partial sum but the value of each largest complete subtree, which keeps the tree's shape.
+//
+// # Between members
+//
+// Inside a host: the board, words of shared memory with one writer. Progress is a stored word; a member that sleeps says
+// so on its board, and only then is it rung. Between hosts: frames. A receiver grants credit, so what may arrive is
+// bounded and the reader of a link never blocks; hence no two members can wait for each other's sockets.
+//
+// # Generations
+//
+// Words and frames carry the generation; others are dropped. A link keeps the few frames that come for a generation which
+// this side has not formed yet. After every chunk that was read from another member's memory the reader looks at that
+// member's posted word again and gives up when it moved: a stopped daemon may wake long after the others went on. Revoke
+// ends everything within a chunk. A worker clears its posted word before the trainer hears that the operation ended, so
+// whoever still reads will notice, and the trainer may reuse its memory.
+//
+// # Waiting
+//
+// Each group has one goroutine (a worker), which alone touches segments. It waits on one channel for a ring, a frame, a
+// revoke or Options.Timeout without progress. An operation that fails on one member is given up on all.
 package host

@@ -280,7 +280,9 @@ func TestStaleFrames(t *testing.T) {
 	far := NewLink(b, slog.New(slog.DiscardHandler))
 	defer link.Close()
 	defer far.Close()
-	world := newCluster(t, layout{hosts: []int{0, 1}, deal: evenDeal(t, 2, 2), slots: 2, bytes: 8}).world
+	c := newCluster(t, layout{hosts: []int{0, 1}, deal: evenDeal(t, 2, 2), slots: 2, bytes: 8})
+	defer c.close()
+	world := c.world
 	world.Generation.Number = 5
 	e := New(slog.New(slog.DiscardHandler), Options{})
 	defer e.Close()
