@@ -53,7 +53,7 @@ func parse(args []string, stdout, stderr io.Writer) (*options, error) {
 	f.StringVar(&o.data, "data", "", "train on the text files below `DIR` (default: the Go source tree)")
 	f.Int64Var(&o.dataLimit, "data-limit", 8<<20, "read at most that many `bytes` of text")
 	f.DurationVar(&o.floor, "step-floor", 0, "let the compute of each step take at least `DURATION`")
-	f.Uint64Var(&o.every, "log-every", 50, "print `step=N loss=X` every that many steps; the loss is the mean over this trainer's slots")
+	f.Uint64Var(&o.every, "log-every", 50, "print a line step=N loss=X every `N` steps; the loss is the mean over this trainer's slots")
 	f.BoolVar(&o.alone, "alone", false, "train in this one process, without a daemon; gives the same final digest")
 	f.Var(&o.faults.dieAt, "fault-die-at", "for tests: kill itself when about to compute `STEP:SLOT`")
 	f.Uint64Var((*uint64)(&o.faults.exit0At), "fault-exit0-at", 0, "for tests: exit 0 when `STEP` begins, as if done")
