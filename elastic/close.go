@@ -227,9 +227,9 @@ func bestEvidence(evidence []phalanx.Evidence, who phalanx.Incarnate, f *Facts) 
 			return e
 		}
 	}
-	e := phalanx.Evidence{Kind: phalanx.Unreachable, About: who, UnixNS: f.UnixNS, Detail: "gave no answer to the seal"}
+	e := phalanx.Evidence{Kind: phalanx.Unreachable, About: who, Source: f.Leader, UnixNS: f.UnixNS, Detail: "gave no answer to the seal"}
 	if m := f.Fact(who.Member); m != nil {
-		if x, lost := lostEvidence(m, who, f.UnixNS); lost {
+		if x, lost := lostEvidence(f, m, who); lost {
 			x.Detail = firstNonEmpty(x.Detail, e.Detail)
 			return x
 		}
@@ -255,5 +255,5 @@ func cause(evictions []Eviction, evidence []phalanx.Evidence) string {
 	if len(evidence) > 0 {
 		return evidence[0].String()
 	}
-	return "change"
+	return "the generation was sealed"
 }

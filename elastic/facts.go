@@ -11,6 +11,8 @@ import (
 // Facts is what the leader knows beside the log. The loop fills it and turns expired deadlines into facts; the planner
 // compares no times.
 type Facts struct {
+	// Leader is the source of what the leader itself saw, such as silence.
+	Leader  phalanx.MemberID
 	Members []MemberFact // by CompareMemberIDs, one per member that is connected or in the world
 	Round   Round
 	// Store says what the checkpoint store holds; Known is false until the leader has looked.

@@ -133,7 +133,7 @@ func (p Planner) finish(s *State, f *Facts) (Plan, bool) {
 		m := f.Fact(seat.Member)
 		if m == nil || m.Incarnation != seat.Incarnation || !m.Finished {
 			if m != nil && published {
-				if _, lost := lostEvidence(m, seat.Incarnate, f.UnixNS); lost {
+				if _, lost := lostEvidence(f, m, seat.Incarnate); lost {
 					continue // what it had is published
 				}
 			}
@@ -164,7 +164,7 @@ func (p Planner) dropOutside(s *State, f *Facts) (Plan, bool) {
 		if x == nil {
 			continue
 		}
-		if e, lost := lostEvidence(x, m.Incarnate, f.UnixNS); lost {
+		if e, lost := lostEvidence(f, x, m.Incarnate); lost {
 			c.Evictions = append(c.Evictions, Eviction{m.Incarnate, e})
 		}
 	}
@@ -175,8 +175,8 @@ func (p Planner) dropOutside(s *State, f *Facts) (Plan, bool) {
 }
 
 // lostEvidence reports whether the incarnation is lost according to x.
-func lostEvidence(x *MemberFact, who phalanx.Incarnate, at int64) (phalanx.Evidence, bool) {
-	e := phalanx.Evidence{Kind: phalanx.Unreachable, About: who, Source: who.Member, UnixNS: at}
+func lostEvidence(f *Facts, x *MemberFact, who phalanx.Incarnate) (phalanx.Evidence, bool) {
+	e := phalanx.Evidence{Kind: phalanx.Unreachable, About: who, Source: f.Leader, UnixNS: f.UnixNS}
 	if x.Incarnation != who.Incarnation {
 		if x.Incarnation < who.Incarnation {
 			return e, false
@@ -197,9 +197,11 @@ func lostEvidence(x *MemberFact, who phalanx.Incarnate, at int64) (phalanx.Evide
 	}
 	switch {
 	case !x.Possession.Trainer:
-		e.Kind = phalanx.TrainerExited
+		e.Kind, e.Source = phalanx.TrainerExited, who.Member
+	case x.Dead:
+		e.Kind = phalanx.DaemonExited
 	case x.Leaving && !x.Dead && !x.Silent && !x.Failed:
-		e.Kind, e.Detail = phalanx.Asked, "it was asked to leave"
+		e.Kind, e.Source, e.Detail = phalanx.Asked, who.Member, "it was asked to leave"
 	}
 	return e, true
 }
@@ -216,7 +218,7 @@ func (p Planner) evidence(s *State, f *Facts) []phalanx.Evidence {
 			if m.Finished && m.Incarnation == seat.Incarnation {
 				continue // it ended well; a lost world is decided by those that are left
 			}
-			if e, lost := lostEvidence(m, seat.Incarnate, f.UnixNS); lost {
+			if e, lost := lostEvidence(f, m, seat.Incarnate); lost {
 				out = append(out, e)
 				continue
 			}

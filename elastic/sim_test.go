@@ -1,0 +1,487 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package elastic
+
+import (
+	"fmt"
+	"hash/fnv"
+	"io"
+	"maps"
+	"slices"
+	"strings"
+
+	"phalanx"
+)
+
+// sim joins real machines, the real state and the real planner with simulated trainers. Everything that happens is one small
+// act of one member or of the leader; who calls the acts decides the order. Nothing in it runs by itself.
+type sim struct {
+	planner Planner
+	log     []*State // log[i] is the state after i entries
+	kinds   []string // of the entries
+	members []*simMember
+	store   StoreFact
+	stored  map[uint64]map[phalanx.Label][]phalanx.Label // by commit number: histories of the states
+	round   Round
+	closed  bool // the window for joining is over
+	lease   bool // every lease that is not renewed has run out
+	limit   phalanx.Step
+	drafts  map[string]Command
+	trace   func(string, ...any) // what a story shows
+	wrong   []string             // broken rules
+	made    []phalanx.Label      // every label that a trainer ever made by applying
+	why     string               // newest reason of the planner that led to nothing
+}
+
+// simMember is a member with its page, which outlives its daemon, and its trainer.
+type simMember struct {
+	me       phalanx.Incarnate
+	machine  *Machine
+	read     int // entries read
+	page     Page
+	trainer  Trainer
+	history  []phalanx.Label // how the state was made, oldest first: what the bytes would be
+	slabs    map[phalanx.Label][]phalanx.Label
+	seat     SeatAction
+	seatIn   phalanx.Generation // in which the seat was written
+	heal     *Heal
+	forming  phalanx.Generation
+	leaving  phalanx.Generation // an Abort was asked for and workers are still there
+	heard    map[phalanx.MemberID]Vote
+	asked    SealAsked // newest that was delivered
+	answer   *Answer   // as the leader has it
+	evidence []phalanx.Evidence
+	held     map[string]bool // acts that do not happen by themselves
+
+	down    bool // the daemon's process is gone
+	grace   bool // and may still come back
+	lost    bool // the host is gone with page and slab
+	mute    bool // cut off
+	fenced  bool
+	ended   bool
+	notOK   bool // the next vote is not ok
+	flip    bool // the next gradient is wrong
+	evicted string
+	quit    bool // asked to leave by its host
+	done    bool
+}
+
+func newSim(spec phalanx.JobSpec, policy Policy, ids ...phalanx.MemberID) *sim {
+	s := &sim{planner: Planner{Spec: &spec, Policy: policy}, log: []*State{NewState()}, store: StoreFact{Known: true},
+		stored: map[uint64]map[phalanx.Label][]phalanx.Label{}, drafts: map[string]Command{}, trace: func(string, ...any) {}}
+	for _, id := range ids {
+		s.start(id)
+	}
+	return s
+}
+
+func (s *sim) state() *State { return s.log[len(s.log)-1] }
+
+func (s *sim) member(id phalanx.MemberID) *simMember {
+	i := slices.IndexFunc(s.members, func(m *simMember) bool { return m.me.Member == id })
+	if i < 0 {
+		return nil
+	}
+	return s.members[i]
+}
+
+func (s *sim) broken(format string, args ...any) {
+	s.wrong = append(s.wrong, fmt.Sprintf(format, args...))
+	s.trace("BROKEN: "+format, args...)
+}
+
+// start begins a life: a new member, or the next incarnation of one that the log has removed.
+func (s *sim) start(id phalanx.MemberID) {
+	m := &simMember{me: phalanx.Incarnate{Member: id, Incarnation: 1}, slabs: map[phalanx.Label][]phalanx.Label{}}
+	if old := s.member(id); old != nil {
+		m.me.Incarnation = old.me.Incarnation + 1
+		if !old.lost {
+			m.slabs = old.slabs
+		}
+		s.members = slices.DeleteFunc(s.members, func(x *simMember) bool { return x == old })
+	}
+	m.trainer = Trainer{Possession: Possession{Trainer: true, Holds: true, Label: phalanx.Label{Coordinate: AnyCoordinate}}}
+	m.heard, m.held = map[phalanx.MemberID]Vote{}, map[string]bool{}
+	m.read = len(s.log) - 1
+	m.machine = NewMachine(m.me, s.state(), Page{})
+	s.members = append(s.members, m)
+	slices.SortFunc(s.members, func(a, b *simMember) int { return phalanx.CompareMemberIDs(a.me.Member, b.me.Member) })
+	s.perform(m, m.machine.Adopt(m.trainer))
+	s.step(m, Lease{true})
+	s.trace("%s starts", m.me)
+}
+
+// restart brings the daemon back: it finds its page and its trainer.
+func (s *sim) restart(m *simMember) {
+	m.down, m.grace = false, false
+	m.heard, m.asked = map[phalanx.MemberID]Vote{}, SealAsked{}
+	m.machine = NewMachine(m.me, s.log[m.read], m.page)
+	m.heal, m.forming, m.leaving = nil, phalanx.Generation{}, phalanx.Generation{}
+	s.perform(m, m.machine.Adopt(m.trainer))
+	s.step(m, Lease{true})
+}
+
+func (s *sim) step(m *simMember, ev Event) {
+	if m.down || m.lost || m.fenced || m.ended {
+		return
+	}
+	s.perform(m, m.machine.Step(ev))
+}
+
+func (s *sim) see(m *simMember) { s.step(m, Seen{m.trainer}) }
+
+// perform does what the machine said.
+func (s *sim) perform(m *simMember, acts []Action) {
+	for _, a := range acts {
+		switch a := a.(type) {
+		case WriteVote:
+			if v := m.page.Vote; v.Generation == a.Vote.Generation && v.Step == a.Vote.Step && v != a.Vote {
+				s.broken("%s changed its vote for step %d", m.me, v.Step)
+			}
+			if !m.page.Sealed.Less(a.Vote.Generation) {
+				s.broken("%s voted in %s and had sealed %s", m.me, a.Vote.Generation, m.page.Sealed)
+			}
+			m.page.Vote = a.Vote
+			if !a.Vote.OK {
+				s.trace("%s votes not ok for step %d", m.me.Member, a.Vote.Step)
+			}
+		case WriteSealed:
+			m.page.Sealed = a.Generation
+		case WriteRefusal:
+			m.page.Refused = Vote{Generation: a.Generation, Step: a.Step}
+			m.evidence = append(m.evidence, a.Evidence)
+			s.trace("%s notes: %s of %s, step %d", m.me.Member, a.Evidence.Kind, a.Evidence.About.Member, a.Step)
+		case WriteCommit:
+			m.page.Told = a
+			if a.Generation != m.machine.Log().World.Generation {
+				s.trace("%s rolls forward to step %d", m.me.Member, a.Step)
+			}
+		case WriteSeat:
+			m.seat, m.seatIn = a.Do, m.machine.Log().World.Generation
+		case Abort:
+			m.leaving = a.Generation
+		case Form:
+			m.forming = a.Generation
+		case Heal:
+			m.heal = &a
+			m.done = false
+			s.trace("%s heals to step %d from %s", m.me.Member, a.Label.Step, a.Source.Kind)
+		case StopHealing:
+			m.heal = nil
+		case AnswerSeal:
+			if !m.mute {
+				answer := a.Answer
+				m.answer = &answer
+			}
+			s.trace("%s answers the seal of %s: %s", m.me.Member, a.Answer.Generation, describe(a.Answer))
+		case Report:
+			m.evidence = append(m.evidence, a.Evidence)
+			s.trace("%s reports: %s", m.me.Member, a.Evidence)
+		case Fence:
+			m.fenced = true
+			s.stop(m)
+			s.trace("%s is fenced: %s", m.me, a.Why)
+		case FirstStep:
+			s.first(m, a)
+		case End:
+			m.ended = true
+			s.trace("%s ends: %s", m.me.Member, a.Why)
+		default:
+			s.broken("unknown action %T", a)
+		}
+	}
+}
+
+// first proposes Activate as soon as any member has seen the first commit.
+func (s *sim) first(m *simMember, a FirstStep) {
+	if now := s.state(); !m.mute && now.Phase == Forming && now.World.Generation == a.Generation {
+		s.append(Activate{Generation: a.Generation})
+	}
+}
+
+func describe(a Answer) string {
+	var words []string
+	switch {
+	case a.Unread:
+		words = append(words, "unread")
+	case a.Vote == nil:
+		words = append(words, "no vote")
+	case a.Vote.OK:
+		words = append(words, fmt.Sprintf("voted %d", a.Vote.Step))
+	default:
+		words = append(words, fmt.Sprintf("voted %d not ok", a.Vote.Step))
+	}
+	if a.Refused > 0 {
+		words = append(words, fmt.Sprintf("knows a refusal of %d", a.Refused))
+	}
+	switch p := a.Possession; {
+	case !p.Trainer:
+		words = append(words, "no trainer")
+	case !p.Holds:
+		words = append(words, "no state")
+	default:
+		words = append(words, fmt.Sprintf("at %d", p.Label.Step))
+		if p.Gradient.Step > p.Label.Step {
+			words = append(words, fmt.Sprintf("has gradient %d", p.Gradient.Step))
+		}
+	}
+	return strings.Join(words, ", ")
+}
+
+// stop ends the trainer: it possesses nothing any more.
+func (s *sim) stop(m *simMember) {
+	m.trainer, m.history, m.heal = Trainer{}, nil, nil
+	s.see(m)
+}
+
+// append commits an entry. Every entry goes through its bytes.
+func (s *sim) append(c Command) {
+	b, err := EncodeCommand(c)
+	if err == nil {
+		c, err = DecodeCommand(b)
+	}
+	if err != nil {
+		s.broken("encode %s: %v", c.kind(), err)
+		return
+	}
+	before := s.state()
+	after, err := before.Apply(c)
+	s.log = append(s.log, after)
+	if err != nil {
+		s.kinds = append(s.kinds, "refused")
+		s.trace("log %d: refused: %v", len(s.log)-1, err)
+		return
+	}
+	s.kinds = append(s.kinds, c.kind())
+	s.trace("log %d: %s", len(s.log)-1, describeCommand(c, after))
+	if err := Check(after); err != nil {
+		s.broken("after %s: %v", c.kind(), err)
+	}
+	if err := CheckStep(before, after); err != nil {
+		s.broken("by %s: %v", c.kind(), err)
+	}
+	if before.World.Generation != after.World.Generation {
+		s.round = Round{}
+		for _, m := range s.members {
+			m.answer, m.evidence = nil, nil
+		}
+		s.checkFloor(after)
+	}
+}
+
+func describeCommand(c Command, after *State) string {
+	switch c := c.(type) {
+	case AdmitMembers:
+		var names []string
+		for _, a := range c.Members {
+			names = append(names, a.Incarnate.String())
+		}
+		return "admit " + strings.Join(names, " ")
+	case EvictMembers:
+		return "evict " + c.Evictions[0].Evidence.String()
+	case FormGeneration:
+		return describeWorld("form", c, after)
+	case Rewind:
+		return describeWorld(fmt.Sprintf("REWIND to branch %d,", c.Branch), c.FormGeneration, after)
+	case Activate:
+		return fmt.Sprintf("activate %s", c.Generation)
+	case PublishCheckpoint:
+		return fmt.Sprintf("publish step %d as commit %d", c.Step, c.Commit)
+	case Drain:
+		return fmt.Sprintf("drain %s: %s is %s", c.Member, c.Member, after.Member(c.Member).State)
+	case Halt:
+		return fmt.Sprintf("halt: %s", c.Reason.Words)
+	}
+	return c.kind()
+}
+
+func describeWorld(verb string, c FormGeneration, after *State) string {
+	names := make([]string, 0, c.World.Size())
+	for _, seat := range c.World.Seats {
+		names = append(names, string(seat.Member))
+	}
+	text := fmt.Sprintf("%s %s of [%s] at step %d from %s", verb, c.World.Generation, strings.Join(names, " "), c.Floor.Step, c.Source.Kind)
+	if len(c.Source.Holders) > 0 {
+		text += fmt.Sprintf(" %v", c.Source.Holders)
+	}
+	if after.Phase == Halted {
+		text += ", HALTED: " + after.Halt.Words
+	}
+	return text + ": " + c.Cause
+}
+
+// checkFloor is the heart of the protocol: what a trainer has applied is not undone but by a rewind.
+func (s *sim) checkFloor(now *State) {
+	for _, l := range s.made {
+		if !now.OfLineage(l) {
+			continue
+		}
+		if l.Step > now.Floor.Step {
+			s.broken("%s was applied and %s resumes at %d", l, now.World.Generation, now.Floor.Step)
+		}
+		if floor := now.Floor.Label(l.Coordinate); l.Step == floor.Step && !sameState(floor, l) {
+			s.broken("%s was applied and %s resumes at %s", l, now.World.Generation, now.Floor.Label(l.Coordinate))
+		}
+	}
+}
+
+// sameState compares labels where the floor may not know the digest: step and generation name the state alone.
+func sameState(floor, l phalanx.Label) bool {
+	if floor.Digest.IsZero() {
+		l.Digest = phalanx.Digest{}
+	}
+	return floor == l
+}
+
+// applied checks a step that a trainer made and remembers it.
+func (s *sim) applied(m *simMember, l phalanx.Label) {
+	if int(l.Step) != len(m.history)+1 {
+		s.broken("%s applied step %d after %d", m.me, l.Step, len(m.history))
+	}
+	now := s.state()
+	if now.OfLineage(l) {
+		for _, o := range s.made {
+			if o.Step == l.Step && o.Coordinate == l.Coordinate && o != l && now.OfLineage(o) {
+				s.broken("%s applied %s, and %s was applied before", m.me, l, o)
+			}
+		}
+		if floor := now.Floor.Label(l.Coordinate); l.Step == floor.Step && !sameState(floor, l) {
+			s.broken("%s applied %s beside the floor %s", m.me, l, floor)
+		}
+	}
+	if !slices.Contains(s.made, l) {
+		s.made = append(s.made, l)
+	}
+	m.history = append(slices.Clone(m.history), l)
+}
+
+// newest is the newest step of the lineage that a trainer has applied.
+func (s *sim) newest() (newest phalanx.Step) {
+	for _, l := range s.made {
+		if s.state().OfLineage(l) {
+			newest = max(newest, l.Step)
+		}
+	}
+	return newest
+}
+
+func (m *simMember) connected() bool { return !m.down && !m.lost && !m.mute && !m.fenced && !m.ended }
+
+// facts is what the leader knows.
+func (s *sim) facts() *Facts {
+	now := s.state()
+	f := &Facts{Round: s.round, Store: s.store, Leader: "the leader", JoinClosed: s.closed, LeaseOut: s.lease, Boundary: now.Floor.Step}
+	for _, m := range s.members {
+		x := MemberFact{Incarnate: m.me, Host: m.me.Member.Host(), Connected: m.connected(), Leaving: m.quit}
+		x.Silent = m.lost || m.mute
+		x.InGrace = m.grace && m.trainer.Trainer
+		x.Dead = m.down && !m.lost
+		x.Finished = m.done
+		if m.done {
+			x.Digest = phalanx.Digest{1, 1}
+		}
+		if !m.lost {
+			x.Possession = m.trainer.Possession
+			x.Slabs = slices.SortedFunc(maps.Keys(m.slabs), func(a, b phalanx.Label) int { return strings.Compare(a.String(), b.String()) })
+		} else {
+			x.Possession.Trainer = true // nobody has said otherwise
+		}
+		x.Ready = m.trainer.Trainer
+		if x.Connected || now.World.Has(m.me) {
+			x.Answer = m.answer
+			x.Evidence = s.evidence(m)
+		}
+		if v := m.page.Vote; x.Connected && v.Generation == now.World.Generation {
+			f.Boundary = max(f.Boundary, v.Step)
+		}
+		if x.Connected || now.World.Has(m.me) || now.Living(m.me) {
+			f.Members = append(f.Members, x)
+		}
+	}
+	f.Boundary += 2
+	if s.round.Asked {
+		f.Boundary = max(f.Boundary, s.round.Boundary)
+	}
+	return f
+}
+
+// evidence is what this member has told, and tells a new leader again.
+func (s *sim) evidence(m *simMember) []phalanx.Evidence {
+	out := slices.Clone(m.evidence)
+	now := s.state()
+	if !m.connected() || !now.World.Has(m.me) || s.round.Asked || m.answer != nil {
+		return out
+	}
+	if len(out) == 0 && !m.machine.Sealed().Less(now.World.Generation) {
+		out = append(out, phalanx.Evidence{Kind: phalanx.Sealed, About: m.me, Source: m.me.Member})
+	}
+	return out
+}
+
+// lead lets the leader do one thing. It reports whether anything came of it.
+func (s *sim) lead() bool {
+	now := s.state()
+	plan := s.planner.Plan(now, s.facts())
+	if c, ok := plan.Command.(AdmitMembers); ok && now.Spec == nil {
+		for i := range c.Members {
+			c.Members[i].Host = c.Members[i].Member.Host()
+		}
+	}
+	switch {
+	case plan.Ask != nil:
+		r := Round{Asked: true, Planned: plan.Ask.Planned, Boundary: plan.Ask.Boundary}
+		if s.round == r {
+			return false
+		}
+		s.round = r
+		if r.Planned {
+			s.trace("leader asks to seal %s at step %d: %s", plan.Ask.Generation, r.Boundary, plan.Why)
+		} else {
+			s.trace("leader asks to seal %s: %s", plan.Ask.Generation, plan.Why)
+		}
+		return true
+	case plan.Command != nil:
+		s.append(plan.Command)
+		return true
+	}
+	s.why = plan.Why
+	return false
+}
+
+// elect makes another leader: it knows what members tell it again.
+func (s *sim) elect() {
+	s.round, s.lease = Round{}, false
+	for _, m := range s.members {
+		m.answer, m.asked = nil, SealAsked{}
+		if r := m.page.Refused; r.Generation != s.state().World.Generation {
+			m.evidence = nil
+		}
+	}
+}
+
+// publish saves and publishes a checkpoint of a step that living trainers hold whole.
+func (s *sim) publish(commit uint64) bool {
+	now := s.state()
+	floor, _, ok := newestCopies(now, s.facts(), FromLive)
+	if !ok {
+		return false
+	}
+	p := Published{Step: floor.Step, Generation: floor.Labels[0].Generation, Branch: now.Branch, Labels: floor.Labels, Commit: commit}
+	s.stored[commit] = map[phalanx.Label][]phalanx.Label{}
+	for _, l := range floor.Labels {
+		for _, m := range s.members {
+			if m.trainer.standsAt(l) {
+				s.stored[commit][l] = m.history
+			}
+		}
+	}
+	s.append(PublishCheckpoint{p})
+	s.store.Published = &p
+	return true
+}
+
+func (s *sim) digest(m *simMember, step phalanx.Step, coordinate int) phalanx.Digest {
+	h := fnv.New64a()
+	_, _ = io.WriteString(h, fmt.Sprint(step, coordinate, m.flip))
+	return phalanx.Digest{h.Sum64(), uint64(step)}
+}
