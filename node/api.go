@@ -1,0 +1,384 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"phalanx"
+	"phalanx/client/wire"
+	"phalanx/consensus"
+	"phalanx/elastic"
+)
+
+// maxRequest bounds the body of a request over the socket.
+const maxRequest = 16 << 20
+
+// serveSocket serves the trainer and the command line over the unix socket. Its file's rights say who may.
+func (d *Daemon) serveSocket() {
+	path := d.paths.Socket(d.cfg.Index)
+	_ = os.Remove(path) // of a daemon before this one; the member's lock is held
+	l, err := net.Listen("unix", path)
+	if err == nil {
+		err = os.Chmod(path, 0o600)
+	}
+	if err != nil {
+		d.giveUp(fmt.Sprintf("the socket for the trainer cannot be made: %v", err))
+		return
+	}
+	mux := http.NewServeMux()
+	mux.HandleFunc("POST "+wire.HelloPath, d.handleHello)
+	mux.HandleFunc("POST /v1/stop", d.handleStop)
+	mux.HandleFunc("POST /v1/drain", d.handleDrain)
+	mux.HandleFunc("POST /v1/resize", d.handleResize)
+	d.readOnly(mux)
+	srv := &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second, ConnContext: func(ctx context.Context, c net.Conn) context.Context {
+		return context.WithValue(ctx, peerUID{}, uidOf(c))
+	}}
+	d.ends.Go(func() { _ = srv.Serve(l) })
+	d.ends.Go(func() { <-d.ctx.Done(); _ = srv.Close() })
+}
+
+// peerAPI serves the other daemons of the job.
+func (d *Daemon) peerAPI() http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /v1/state", d.handleState)
+	d.readOnly(mux)
+	return mux
+}
+
+func (d *Daemon) readOnly(mux *http.ServeMux) {
+	mux.HandleFunc("GET /v1/status", d.handleStatus)
+	mux.Handle("GET /metrics", d.metrics())
+}
+
+type peerUID struct{}
+
+// uidOf is the user at the other end of a unix socket, -1 when the kernel does not tell.
+func uidOf(c net.Conn) int {
+	u, ok := c.(*net.UnixConn)
+	if !ok {
+		return -1
+	}
+	raw, err := u.SyscallConn()
+	if err != nil {
+		return -1
+	}
+	uid := -1
+	_ = raw.Control(func(fd uintptr) {
+		if cred, err := unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED); err == nil {
+			uid = int(cred.Uid)
+		}
+	})
+	return uid
+}
+
+// allowed refuses other users, whatever the socket's rights have become.
+func allowed(r *http.Request) bool {
+	uid, _ := r.Context().Value(peerUID{}).(int)
+	return uid == os.Getuid() || uid == 0
+}
+
+func respond(w http.ResponseWriter, code int, v any) {
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(code)
+	_ = json.NewEncoder(w).Encode(v) // the client has gone: nobody to tell
+}
+
+func readBody(w http.ResponseWriter, r *http.Request, v any) bool {
+	if !allowed(r) {
+		respond(w, http.StatusForbidden, wire.Error{Message: "this socket belongs to another user", Code: wire.CodeBadRequest})
+		return false
+	}
+	b, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxRequest))
+	if err == nil {
+		err = json.Unmarshal(b, v)
+	}
+	if err != nil {
+		respond(w, http.StatusBadRequest, wire.Error{Message: "the request cannot be read: " + err.Error(), Code: wire.CodeBadRequest})
+		return false
+	}
+	return true
+}
+
+// onLoop runs f on the loop and waits for it.
+func (d *Daemon) onLoop(ctx context.Context, f func()) error {
+	done := make(chan struct{})
+	d.post(func() { f(); close(done) })
+	select {
+	case <-done:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-d.ctx.Done():
+		return errors.New("the daemon is ending")
+	}
+}
+
+func (d *Daemon) handleHello(w http.ResponseWriter, r *http.Request) {
+	var h wire.Hello
+	if !readBody(w, r, &h) {
+		return
+	}
+	var welcome *wire.Welcome
+	var refused *wire.Error
+	if err := d.onLoop(r.Context(), func() { welcome, refused = d.hello(&h) }); err != nil {
+		refused = &wire.Error{Message: err.Error(), Code: wire.CodeBusy}
+	}
+	if refused != nil {
+		respond(w, http.StatusConflict, refused)
+		return
+	}
+	respond(w, http.StatusOK, welcome)
+}
+
+// handleStop asks this host's member to leave; when every member leaves, the job stops and resumes with the next run.
+func (d *Daemon) handleStop(w http.ResponseWriter, r *http.Request) {
+	var body struct {
+		Why string `json:"why"`
+	}
+	if !readBody(w, r, &body) {
+		return
+	}
+	err := d.onLoop(r.Context(), func() { d.leave(body.Why) })
+	if err != nil {
+		respond(w, http.StatusServiceUnavailable, wire.Error{Message: err.Error()})
+		return
+	}
+	respond(w, http.StatusOK, map[string]bool{"ok": true})
+}
+
+// leave asks for an end in order. A daemon that no leader answers within the grace ends anyway.
+func (d *Daemon) leave(why string) {
+	if d.leaving {
+		return
+	}
+	d.leaving, d.stopWhy, d.dirty = true, why, true
+	d.log.Info("leaving", "why", why)
+	d.ends.Go(func() {
+		select {
+		case <-time.After(d.cfg.Grace + 5*time.Second):
+			d.post(func() {
+				d.end(Outcome{Code: CodePreempted, Reason: "stopped without a leader's answer within the grace", Hint: "run the same command again to go on", Step: d.committed(), Generation: d.state.World.Generation})
+			})
+		case <-d.ctx.Done():
+		}
+	})
+}
+
+func (d *Daemon) handleDrain(w http.ResponseWriter, r *http.Request) {
+	var body struct {
+		Member phalanx.MemberID `json:"member"`
+		Why    string           `json:"why"`
+	}
+	if readBody(w, r, &body) {
+		d.handleRequest(w, r, &Request{Drain: body.Member, Why: body.Why})
+	}
+}
+
+func (d *Daemon) handleResize(w http.ResponseWriter, r *http.Request) {
+	var body struct {
+		Want int `json:"want"`
+	}
+	if readBody(w, r, &body) {
+		d.handleRequest(w, r, &Request{Resize: body.Want})
+	}
+}
+
+// handleRequest passes an operator's wish to the leader and its answer back.
+func (d *Daemon) handleRequest(w http.ResponseWriter, r *http.Request, ask *Request) {
+	answer := make(chan string, 1) // 1: one answer comes
+	ctx, cancel := context.WithTimeout(r.Context(), 10*time.Second)
+	defer cancel()
+	err := d.onLoop(ctx, func() {
+		d.requests++
+		ask.ID = d.requests
+		switch {
+		case d.lead != nil:
+			d.lead.request(ask, func(s string) { answer <- s })
+		case d.up.connected:
+			d.waiting[ask.ID] = answer
+			d.sendUp(&Message{Ask: ask})
+		default:
+			answer <- "no leader is known; try again"
+		}
+	})
+	words := ""
+	if err == nil {
+		select {
+		case words = <-answer:
+		case <-ctx.Done():
+			err = errors.New("the leader has not answered; see phalanx status")
+		}
+	}
+	switch {
+	case err != nil:
+		respond(w, http.StatusGatewayTimeout, wire.Error{Message: err.Error()})
+	case words != "":
+		respond(w, http.StatusConflict, wire.Error{Message: words, Hint: "see: phalanx members"})
+	default:
+		respond(w, http.StatusOK, map[string]bool{"ok": true})
+	}
+}
+
+func (d *Daemon) replied(r *Reply) {
+	if c := d.waiting[r.ID]; c != nil {
+		delete(d.waiting, r.ID)
+		c <- r.Error
+	}
+}
+
+// handleStatus answers from the leader's knowledge where it can be reached, else from this daemon's own.
+func (d *Daemon) handleStatus(w http.ResponseWriter, r *http.Request) {
+	explain := r.URL.Query().Get("explain") != ""
+	v := d.view.Load()
+	if v == nil {
+		respond(w, http.StatusServiceUnavailable, wire.Error{Message: "the daemon is starting", Code: wire.CodeBusy})
+		return
+	}
+	if !v.Fresh && r.URL.Query().Get("local") == "" {
+		if fresh := d.askLeader(r.Context(), v.Leader, explain); fresh != nil {
+			respond(w, http.StatusOK, fresh)
+			return
+		}
+	}
+	out := *v
+	if !explain {
+		out.Transitions = nil
+	}
+	respond(w, http.StatusOK, &out)
+}
+
+func (d *Daemon) askLeader(ctx context.Context, leader phalanx.MemberID, explain bool) *Status {
+	p, ok := d.roster.peer(leader)
+	if !ok {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, 500*time.Millisecond)
+	defer cancel()
+	url := "http://" + p.Addr + "/v1/status?local=1"
+	if explain {
+		url += "&explain=1"
+	}
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return nil
+	}
+	res, err := d.peers.http.Do(req)
+	if err != nil {
+		return nil
+	}
+	defer res.Body.Close()
+	s := new(Status)
+	if res.StatusCode != http.StatusOK || json.NewDecoder(io.LimitReader(res.Body, maxMessage)).Decode(s) != nil || !s.Fresh {
+		return nil
+	}
+	return s
+}
+
+// publishView makes what status answers. The loop calls it on every tick.
+func (d *Daemon) publishView() {
+	s := d.state
+	v := &Status{
+		Job: d.cfg.Job, Generation: s.World.Generation.Number, Epoch: s.World.Generation.Epoch, Branch: s.Branch, Phase: s.Phase.String(),
+		Step: d.committed(), GroupSize: s.GroupSize(), Slots: s.World.SlotCount, Efficiency: phalanx.Efficiency(s.World.SlotCount, s.World.Groups()),
+		Floor: s.Floor.Step, Raft: d.raft.Status(), AnsweredBy: d.me(), Fresh: d.lead != nil, Transitions: s.Transitions, World: []phalanx.MemberID{},
+	}
+	if s.Spec != nil {
+		v.LastStep = s.Spec.LastStep
+	}
+	if s.Halt != nil {
+		v.Halt = s.Halt.Words
+	}
+	switch {
+	case d.lead != nil:
+		v.Leader = d.me()
+	case d.up.connected:
+		v.Leader = d.up.leader
+	default:
+		if id, _, ok := d.raft.Leader(); ok {
+			if p, found := d.roster.byServer(id); found {
+				v.Leader = p.Member
+			}
+		}
+	}
+	if p := s.NewestPublished(); p != nil {
+		v.Published = &PublishedStatus{p.Step, p.Folder, p.UnixNS}
+	}
+	for _, seat := range s.World.Seats {
+		v.World = append(v.World, seat.Member)
+	}
+	if !d.niced {
+		v.Notes = append(v.Notes, "daemons run at the trainers' priority: nice -5 is not allowed here")
+	}
+	servers, _ := d.raft.Servers()
+	for i := range s.Members {
+		v.Members = append(v.Members, d.memberStatus(&s.Members[i], servers))
+	}
+	for _, m := range v.Members {
+		if m.Rank >= 0 {
+			v.Step = max(v.Step, m.Step)
+		}
+	}
+	d.view.Store(v)
+}
+
+func (d *Daemon) memberStatus(m *elastic.Member, servers []consensus.Server) MemberStatus {
+	out := MemberStatus{Member: m.Member, Incarnation: m.Incarnation, Host: m.Host, Rank: -1, State: m.State.String(), Role: "watcher", Slots: []int{}, Why: m.Why}
+	if seat := d.state.World.SeatOf(m.Member); seat != nil && seat.Incarnation == m.Incarnation {
+		out.Rank, out.Slots = int(seat.Rank), []int{int(seat.Slots.First), int(seat.Slots.End)}
+	}
+	server := ""
+	if p, ok := d.roster.peer(m.Member); ok {
+		server, out.DaemonPID = p.Server, p.DaemonPID
+	}
+	if m.Member == d.me() {
+		server = d.raft.ServerID()
+		out.DaemonPID, _ = selfProcess()
+		out.TrainerPID, out.Local, out.Step = d.life.helloPID, d.life.machine.State().String(), d.committed()
+		if d.life.died != nil {
+			out.TrainerPID = 0
+		}
+	}
+	for _, s := range servers {
+		if s.ID == server {
+			out.Role = "standby"
+			if s.Voter {
+				out.Role = "voter"
+			}
+		}
+	}
+	if d.lead != nil {
+		if v := d.lead.members[m.Member]; v != nil {
+			if v.peer.DaemonPID != 0 {
+				out.DaemonPID = v.peer.DaemonPID
+			}
+			if r := v.report; r != nil && r.Incarnation == m.Incarnation {
+				out.TrainerPID, out.Local = r.TrainerPID, r.Local
+				if r.Possession.Holds {
+					out.Step = max(out.Step, r.Possession.Label.Step)
+				}
+				if r.HealTotal > r.Healed && r.HealRate > 0 {
+					out.HealSeconds = float64(r.HealTotal-r.Healed) / r.HealRate
+				}
+				if r.Failed != "" {
+					out.Why = r.Failed
+				}
+			}
+		}
+	}
+	if s := d.siblings[max(m.Member.Index(), 0)]; s != nil && m.Member != d.me() && s.identity.Member == m.Member && s.life == m.Incarnation {
+		out.DaemonPID, out.TrainerPID = s.identity.DaemonPID, s.identity.TrainerPID
+	}
+	return out
+}

@@ -1,0 +1,543 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"phalanx"
+	"phalanx/consensus"
+	"phalanx/elastic"
+)
+
+// arbiter is what a leading daemon knows beside the log, and its hands: it fills the planner's facts, turns expired
+// deadlines into named ones, and carries out the plan. The loop owns it; it lives as long as the leadership.
+type arbiter struct {
+	d        *Daemon
+	term     uint64
+	since    time.Time
+	members  map[phalanx.MemberID]*memberView
+	planner  elastic.Planner
+	round    elastic.Round
+	roundAt  time.Time
+	busy     bool // a command is being proposed
+	retryAt  time.Time
+	store    elastic.StoreFact
+	looking  bool
+	grantAt  time.Time // newest lease granted
+	asks     []leaseWaiter
+	proving  bool
+	why      string
+	timing   timing
+	voters   bool // the configuration is being changed
+	votersAt time.Time
+	stop     bool
+	stopAt   time.Time
+	formedAt time.Time // when the current generation was applied here
+	progress int64     // sum of heal progress, to tell slow from stuck
+	movedAt  time.Time
+}
+
+// memberView is what the leader has seen of one member.
+type memberView struct {
+	id     phalanx.MemberID
+	conn   *downstream // nil: not connected; the leader's own member is always local
+	local  bool
+	peer   Peer
+	report *Report
+	heard  time.Time
+	lost   time.Time // when the connection ended, or the election if there never was one
+	answer *elastic.Answer
+	first  *FirstStep
+}
+
+type leaseWaiter struct {
+	member phalanx.MemberID
+	conn   *downstream
+	sentNS int64
+}
+
+// timing notes when the parts of the transition under way were over.
+type timing struct {
+	seen, asked, closed, applied time.Time
+	generation                   phalanx.Generation
+	recorded                     bool
+}
+
+func (d *Daemon) leadershipChanged(leads bool, term uint64) {
+	switch {
+	case leads && (d.lead == nil || d.lead.term != term):
+		d.log.Info("leads", "term", term)
+		d.lead = newArbiter(d, term)
+		d.up.connected = false
+		d.newest()
+		d.asked = time.Time{}
+		d.renewLease(time.Now())
+		d.dirty = true
+		d.saver.lead(term)
+	case !leads && d.lead != nil:
+		d.log.Info("leads no more")
+		d.lead.end()
+		d.lead = nil
+		d.saver.lead(0)
+		d.up.hasten()
+	}
+}
+
+func newArbiter(d *Daemon, term uint64) *arbiter {
+	now := time.Now()
+	a := &arbiter{d: d, term: term, since: now, grantAt: now, members: map[phalanx.MemberID]*memberView{}, formedAt: now, movedAt: now}
+	a.planner = elastic.Planner{Policy: d.cfg.Policy}
+	a.members[d.me()] = &memberView{id: d.me(), local: true, peer: d.self(), heard: now}
+	a.stateChanged(nil, d.state)
+	return a
+}
+
+// end cuts the members off: they look for the next leader.
+func (a *arbiter) end() {
+	for _, v := range a.members {
+		if v.conn != nil {
+			v.conn.close()
+		}
+	}
+}
+
+// connect takes a member's stream. It returns why it is refused, "" when it is not.
+func (a *arbiter) connect(s *downstream) string {
+	id := s.peer.Member
+	v := a.members[id]
+	if v == nil {
+		v = &memberView{id: id}
+		a.members[id] = v
+	}
+	if v.local || v.conn != nil && v.peer.BootID != s.peer.BootID && time.Since(v.heard) < time.Second {
+		return fmt.Sprintf("a living member is called %s; start this host with another --host", id)
+	}
+	if v.conn != nil {
+		v.conn.close() // the same daemon dialled again, or its successor did
+	}
+	v.conn, v.peer, v.heard, v.lost = s, s.peer, time.Now(), time.Time{}
+	if a.d.roster.learn([]Peer{s.peer}) {
+		a.tellRoster()
+	} else {
+		s.send(&Message{Roster: append(a.d.roster.all(), a.d.self())})
+	}
+	if a.round.Asked && a.d.state.World.SeatOf(id) != nil {
+		s.send(&Message{Seal: &SealAsk{a.d.state.World.Generation, a.round.Boundary}})
+	}
+	return ""
+}
+
+func (a *arbiter) tellRoster() {
+	all := append(a.d.roster.all(), a.d.self())
+	for _, v := range a.members {
+		if v.conn != nil {
+			v.conn.send(&Message{Roster: all})
+		}
+	}
+	if err := a.d.roster.save(); err != nil {
+		a.d.log.Warn("the roster is not kept for a restart", "error", err)
+	}
+	a.d.rejoinGossip()
+}
+
+func (a *arbiter) disconnect(s *downstream, at time.Time) {
+	if v := a.members[s.peer.Member]; v != nil && v.conn == s {
+		v.conn, v.lost = nil, at
+	}
+}
+
+func (a *arbiter) fromStream(s *downstream, m *Message) {
+	v := a.members[s.peer.Member]
+	if v == nil || v.conn != s {
+		return // a newer stream has taken its place
+	}
+	a.fromMember(v.id, m)
+}
+
+// fromMember notes what a member says.
+func (a *arbiter) fromMember(id phalanx.MemberID, m *Message) {
+	v := a.members[id]
+	if v == nil {
+		return
+	}
+	v.heard = time.Now()
+	switch {
+	case m.Report != nil:
+		a.reported(v, m.Report)
+	case m.Answer != nil:
+		if m.Answer.Generation == a.d.state.World.Generation {
+			v.answer = m.Answer
+		}
+	case m.Lease != nil:
+		a.asks = append(a.asks, leaseWaiter{id, v.conn, m.Lease.SentNS})
+		a.prove()
+	case m.First != nil:
+		v.first = m.First
+		a.activate(false)
+	case m.Shard != nil:
+		a.d.saver.shardWritten(id, m.Shard)
+	case m.Ask != nil:
+		a.request(m.Ask, func(err string) { v.reply(a.d, &Reply{m.Ask.ID, err}) })
+	}
+}
+
+func (v *memberView) reply(d *Daemon, r *Reply) {
+	if v.conn != nil {
+		v.conn.send(&Message{Reply: r})
+	} else if v.local {
+		d.replied(r)
+	}
+}
+
+func (a *arbiter) reported(v *memberView, r *Report) {
+	if v.report != nil && (r.Incarnation != v.report.Incarnation) {
+		v.answer, v.first = nil, nil
+	}
+	v.report = r
+	if a.planner.Spec == nil && a.d.state.Spec == nil && r.Spec != nil && r.Ready {
+		a.planner.Spec, a.planner.State = r.Spec, r.State
+	}
+}
+
+// prove grants the leases asked for after a quorum round that begins now.
+func (a *arbiter) prove() {
+	if a.proving || len(a.asks) == 0 {
+		return
+	}
+	a.proving = true
+	asks := a.asks
+	a.asks = nil
+	d := a.d
+	d.ends.Go(func() {
+		ctx, cancel := context.WithTimeout(d.ctx, time.Second)
+		err := d.raft.VerifyLeader(ctx)
+		cancel()
+		d.post(func() {
+			if d.lead != a {
+				return
+			}
+			a.proving = false
+			if err == nil {
+				a.grantAt = time.Now()
+				for _, w := range asks {
+					g := &LeaseGrant{w.sentNS, int64(leaseLength)}
+					if w.conn != nil {
+						w.conn.send(&Message{Grant: g})
+					} else if w.member == d.me() {
+						d.grant(g)
+					}
+				}
+			}
+			a.prove()
+		})
+	})
+}
+
+// stateChanged forgets what belonged to an older generation.
+func (a *arbiter) stateChanged(old, s *elastic.State) {
+	now := time.Now()
+	if old == nil || old.World.Generation != s.World.Generation {
+		a.round, a.roundAt = elastic.Round{}, time.Time{}
+		a.formedAt, a.movedAt, a.progress = now, now, 0
+		for _, v := range a.members {
+			v.answer, v.first = nil, nil
+		}
+		if old != nil {
+			a.timing.generation, a.timing.applied, a.timing.recorded = s.World.Generation, now, false
+		}
+	}
+	for _, seat := range s.World.Seats {
+		if a.members[seat.Member] == nil {
+			a.members[seat.Member] = &memberView{id: seat.Member, lost: now}
+		}
+	}
+}
+
+// plan asks the planner what to do next and does it.
+func (a *arbiter) plan() {
+	if a.busy || a.d.outcome != nil || time.Now().Before(a.retryAt) {
+		return
+	}
+	facts := a.facts(time.Now())
+	p := a.planner.Plan(a.d.state, facts)
+	if p.Why != a.why {
+		a.why = p.Why
+		a.d.log.Debug("plan", "why", p.Why)
+	}
+	switch {
+	case p.Ask != nil:
+		a.ask(p, facts)
+	case p.Command != nil:
+		a.propose(p.Command, p.Why)
+	}
+	a.look(facts)
+}
+
+// ask asks every member of the world for a seal.
+func (a *arbiter) ask(p elastic.Plan, facts *elastic.Facts) {
+	if a.round.Asked && a.round.Planned == p.Ask.Planned && a.round.Boundary == p.Ask.Boundary {
+		return
+	}
+	now := time.Now()
+	a.round, a.roundAt = elastic.Round{Asked: true, Planned: p.Ask.Planned, Boundary: p.Ask.Boundary}, now
+	a.timing = timing{asked: now, seen: now}
+	for _, m := range facts.Members {
+		for _, e := range m.Evidence {
+			if t := time.Unix(0, e.UnixNS); !p.Ask.Planned && t.Before(a.timing.seen) && now.Sub(t) < time.Minute {
+				a.timing.seen = t
+			}
+		}
+	}
+	a.d.log.Info("asks for a seal", "generation", p.Ask.Generation.String(), "boundary", uint64(p.Ask.Boundary), "why", p.Why)
+	ask := &SealAsk{p.Ask.Generation, p.Ask.Boundary}
+	own := false
+	for _, seat := range a.d.state.World.Seats {
+		v := a.members[seat.Member]
+		if v.conn != nil {
+			v.conn.send(&Message{Seal: ask})
+		}
+		own = own || v.local
+	}
+	if own {
+		a.d.run(a.d.life.machine.Step(elastic.SealAsked{Generation: ask.Generation, Boundary: ask.Boundary}))
+	}
+}
+
+// propose puts a command into the log. One is under way at a time: the next plan needs its outcome.
+func (a *arbiter) propose(c elastic.Command, why string) {
+	b, err := elastic.EncodeCommand(c)
+	if err != nil {
+		a.d.log.Error("command not encoded", "error", err)
+		return
+	}
+	a.busy = true
+	switch c.(type) {
+	case elastic.FormGeneration, elastic.Rewind:
+		a.timing.closed = time.Now()
+		failpoint("proposing")
+	}
+	d := a.d
+	d.log.Debug("proposes", "command", fmt.Sprintf("%T", c), "why", why)
+	d.ends.Go(func() {
+		ctx, cancel := context.WithTimeout(d.ctx, 5*time.Second)
+		res, err := d.raft.Propose(ctx, b)
+		cancel()
+		d.post(func() {
+			if d.lead != a {
+				return
+			}
+			a.busy = false
+			d.newest()
+			var lost consensus.ErrNotLeader
+			switch r, refused := res.Response.(refusal); {
+			case errors.As(err, &lost):
+			case err != nil:
+				d.log.Warn("command not committed", "error", err)
+				a.retryAt = time.Now().Add(20 * time.Millisecond)
+			case refused:
+				d.log.Warn("command refused", "error", r.err)
+				a.retryAt = time.Now().Add(50 * time.Millisecond)
+			}
+		})
+	})
+}
+
+// look reads the store in the background when the planner needs to know what it holds.
+func (a *arbiter) look(f *elastic.Facts) {
+	if a.store.Known || a.looking || a.d.state.Spec == nil {
+		return
+	}
+	if a.d.state.World.Size() > 0 && len(f.Members) > 0 && a.d.state.Phase != elastic.Halted && !a.round.Asked {
+		return
+	}
+	a.looking = true
+	d := a.d
+	groups, branchless := d.state.GroupSize(), d.state
+	d.ends.Go(func() {
+		fact := lookIntoStore(d, groups, branchless)
+		d.post(func() {
+			if d.lead == a {
+				a.looking, a.store = false, fact
+				if !fact.Known {
+					a.retryAt = time.Now().Add(500 * time.Millisecond)
+				}
+			}
+		})
+	})
+}
+
+// activate records how long the parts took, once every member has seen the first commit, or the others for long enough.
+func (a *arbiter) activate(late bool) {
+	s := a.d.state
+	if s.Phase != elastic.Forming || a.timing.recorded || a.busy {
+		return
+	}
+	t := &a.timing
+	var formed, healed, first int64
+	some := false
+	for _, seat := range s.World.Seats {
+		f := a.members[seat.Member].first
+		if f == nil || f.Generation != s.World.Generation {
+			if late {
+				continue
+			}
+			return
+		}
+		some = true
+		formed, healed = max(formed, f.FormedNS), max(healed, f.HealedNS)
+		if first == 0 || f.StepNS < first {
+			first = f.StepNS
+		}
+	}
+	if !some {
+		return
+	}
+	t.recorded = true
+	span := func(from, to time.Time) float64 {
+		if from.IsZero() || to.IsZero() || to.Before(from) {
+			return 0
+		}
+		return to.Sub(from).Seconds()
+	}
+	at := func(ns int64) time.Time {
+		if ns == 0 {
+			return time.Time{}
+		}
+		return time.Unix(0, ns)
+	}
+	sec := elastic.Seconds{Detect: span(t.seen, t.asked), Seal: span(t.asked, t.closed), Agree: span(t.closed, t.applied), Form: span(t.applied, at(formed))}
+	from := at(formed)
+	if healed > formed {
+		sec.Heal = span(from, at(healed))
+		from = at(healed)
+	}
+	sec.FirstStep = span(from, at(first))
+	a.propose(elastic.Activate{Generation: s.World.Generation, Seconds: sec, UnixNS: time.Now().UnixNano()}, "the first step is committed")
+}
+
+// tick looks at the leader's deadlines.
+func (a *arbiter) tick(now time.Time, lateness time.Duration) {
+	if lateness > 150*time.Millisecond { // what was not read yet may have come in time: nobody is judged by it
+		for _, v := range a.members {
+			if v.conn != nil {
+				v.heard = v.heard.Add(lateness)
+				if v.heard.After(now) {
+					v.heard = now
+				}
+			}
+		}
+	}
+	for _, seat := range a.d.state.World.Seats {
+		if f := a.members[seat.Member]; f != nil && f.first != nil && now.Sub(time.Unix(0, f.first.StepNS)) > time.Second {
+			a.activate(true)
+			break
+		}
+	}
+	if a.round.Planned && !a.round.Late && now.Sub(a.roundAt) > a.boundaryDeadline() {
+		a.round.Late = true
+	}
+	a.keepVoters(now)
+	if a.stop {
+		a.tryStop(now)
+	}
+}
+
+func (a *arbiter) boundaryDeadline() time.Duration {
+	step := a.d.steps.slowest()
+	if step == 0 {
+		return a.d.cfg.Hang
+	}
+	return min(10*step+2*time.Second, max(a.d.cfg.Hang, 2*time.Second))
+}
+
+// keepVoters brings Raft's configuration closer to what the living daemons allow, one change at a time.
+func (a *arbiter) keepVoters(now time.Time) {
+	if a.voters || now.Before(a.votersAt) {
+		return
+	}
+	d := a.d
+	servers, err := d.raft.Servers()
+	if err != nil {
+		return
+	}
+	var candidates []consensus.Candidate
+	for _, v := range a.members {
+		if v.peer.Server == "" || v.peer.Watcher {
+			continue
+		}
+		// A daemon that has just died is probably being started again: its server keeps its place for a while.
+		alive := v.local || v.conn != nil || now.Sub(v.lost) < 30*time.Second
+		candidates = append(candidates, consensus.Candidate{ID: v.peer.Server, Addr: v.peer.Addr, Host: v.peer.Host, Alive: alive,
+			CaughtUp: v.local || v.conn != nil && d.raft.CaughtUp(v.peer.Server)})
+	}
+	slices.SortFunc(candidates, func(x, y consensus.Candidate) int {
+		px, _ := d.roster.byServer(x.ID)
+		py, _ := d.roster.byServer(y.ID)
+		return phalanx.CompareMemberIDs(px.Member, py.Member)
+	})
+	changes := consensus.PlanVoters(candidates, servers, d.raft.ServerID())
+	if len(changes) == 0 {
+		a.votersAt = now.Add(200 * time.Millisecond)
+		return
+	}
+	change := changes[0]
+	a.voters = true
+	d.ends.Go(func() {
+		ctx, cancel := context.WithTimeout(d.ctx, 3*time.Second)
+		err := d.raft.Perform(ctx, change)
+		cancel()
+		d.post(func() {
+			if d.lead != a {
+				return
+			}
+			a.voters, a.votersAt = false, time.Now().Add(20*time.Millisecond)
+			if err != nil {
+				d.log.Debug("voters not changed", "change", change.String(), "error", err)
+				a.votersAt = time.Now().Add(200 * time.Millisecond)
+			} else {
+				d.log.Info("voters changed", "change", change.String())
+			}
+		})
+	})
+}
+
+// request carries out an operator's wish.
+func (a *arbiter) request(r *Request, reply func(string)) {
+	var c elastic.Command
+	switch {
+	case r.Drain != "":
+		c = elastic.Drain{Member: r.Drain, Why: r.Why}
+	case r.Resize > 0:
+		c = elastic.Resize{Want: r.Resize}
+	case r.Stop:
+		a.stop = true
+		reply("")
+		return
+	default:
+		reply("nothing was asked for")
+		return
+	}
+	b, err := elastic.EncodeCommand(c)
+	if err != nil {
+		reply(err.Error())
+		return
+	}
+	d := a.d
+	d.ends.Go(func() {
+		ctx, cancel := context.WithTimeout(d.ctx, 5*time.Second)
+		defer cancel()
+		res, err := d.raft.Propose(ctx, b)
+		words := ""
+		if err != nil {
+			words = err.Error()
+		} else if x, refused := res.Response.(refusal); refused {
+			words = x.err.Error()
+		}
+		d.post(func() { reply(words) })
+	})
+}

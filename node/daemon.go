@@ -1,0 +1,397 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"phalanx"
+	"phalanx/ckpt"
+	"phalanx/client/wire"
+	"phalanx/collective/host"
+	"phalanx/consensus"
+	"phalanx/elastic"
+	"phalanx/membership"
+)
+
+// Deadlines of the daemon, from fast to slow; each bounds what the one before may take. What depends on the job (hang,
+// start, grace) is in Config.
+const (
+	reportEvery   = 100 * time.Millisecond  // a member's heartbeat to the leader
+	tickEvery     = 50 * time.Millisecond   // the loop looks at its deadlines
+	graceNewPID   = 300 * time.Millisecond  // until a daemon's successor must be seen
+	graceHello    = 2 * time.Second         // until the successor must have said hello
+	sealSilence   = time.Second             // a member that does not answer a seal
+	stallAfter    = 1500 * time.Millisecond // a stopped process is evicted no sooner
+	leaseLength   = 10 * time.Second        // longer than any election
+	leaseRenew    = 2 * time.Second
+	formDeadline  = 15 * time.Second // without any progress of forming or healing
+	stopDeadline  = 10 * time.Second
+	electionLease = 300 * time.Millisecond // below it a leader on full cores steps down without need
+)
+
+// Daemon is the peer daemon of one member. One goroutine, the loop, owns everything that is not said to be shared.
+type Daemon struct {
+	cfg      Config
+	log      *slog.Logger
+	paths    Paths
+	tag      string // names the job to Raft and gossip
+	identity *Identity
+	listener *Listener
+	gossip   *membership.Gossip
+	procs    *membership.ProcWatch
+	bells    *wire.Bells
+	store    ckpt.Store
+	raft     *consensus.Log
+	replica  *replica
+	engine   *host.Engine
+	roster   *roster
+	applied  chan struct{} // 1: the newest state is read from the replica
+	watchers *watchers
+	posts    chan func()   // 1024: work for the loop from other goroutines
+	rung     chan struct{} // 1: only "the bell rang" matters
+	ends     sync.WaitGroup
+	ctx      context.Context
+	cancel   context.CancelCauseFunc
+
+	// The loop's own.
+	state    *elastic.State
+	life     *life
+	siblings []*sibling
+	retired  []*wire.Page
+	lead     *arbiter
+	up       *upstream
+	restart  RestartPolicy
+	failed   string // why the trainer is not started any more
+	leaving  bool
+	stopWhy  string
+	starting bool
+	lease    int64 // expiry by CLOCK_BOOTTIME
+	leaseOK  bool
+	asked    time.Time // newest lease asked for
+	reported time.Time
+	dirty    bool // the report has changed
+	form     *forming
+	heal     *healing
+	saver    *saver
+	timings  FirstStep
+	outcome  *Outcome
+	ended    bool
+	steps    stepTimes
+	view     atomic.Pointer[Status] // for readers outside of the loop
+	niced    bool
+	peers    *peerLinks
+	plain    *plainRun
+	evidence []phalanx.Evidence // against the current generation
+	requests uint64
+	waiting  map[uint64]chan string // operators' requests that the leader has not answered
+
+	// Of formations, which run beside the loop one at a time.
+	forming  sync.Mutex
+	mappings map[lifeKey]mapped
+}
+
+func (d *Daemon) me() phalanx.MemberID { return d.cfg.Member() }
+
+// Run runs a daemon until the job ends for it, or ctx does: then the daemon stops and leaves its trainer alone.
+func Run(ctx context.Context, cfg Config) (Outcome, error) {
+	if err := cfg.Validate(); err != nil {
+		return Outcome{Code: CodeUsage}, &Problem{CodeUsage, err, "see: phalanx run --help"}
+	}
+	d := &Daemon{
+		cfg: cfg, log: cfg.Log.With("member", string(cfg.Member())), paths: NewPaths(cfg.Dir, cfg.ShmDir),
+		applied: make(chan struct{}, 1), posts: make(chan func(), 1024), rung: make(chan struct{}, 1),
+		watchers: newWatchers(), restart: RestartPolicy{Max: cfg.MaxStarts}, siblings: make([]*sibling, wire.BellLines/2),
+		state: elastic.NewState(), replica: newReplica(), mappings: map[lifeKey]mapped{}, waiting: map[uint64]chan string{},
+	}
+	d.ctx, d.cancel = context.WithCancelCause(ctx)
+	defer d.cancel(nil)
+	if err := d.open(); err != nil {
+		d.close()
+		return Outcome{Code: problemCode(err)}, err
+	}
+	err := d.loop()
+	d.close()
+	if err != nil {
+		return Outcome{Code: problemCode(err)}, err
+	}
+	if d.outcome == nil {
+		return Outcome{Code: CodeInterrupt}, context.Cause(d.ctx)
+	}
+	return *d.outcome, nil
+}
+
+func problemCode(err error) int {
+	var p *Problem
+	if errors.As(err, &p) {
+		return p.Code
+	}
+	return CodeFailed
+}
+
+// open starts everything, in the order in which later parts need the earlier ones.
+func (d *Daemon) open() (err error) {
+	dir := d.paths.Member(d.cfg.Index)
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return &Problem{CodeFailed, fmt.Errorf("make the member's directory: %w", err), "choose a directory that can be written with --dir"}
+	}
+	if err := d.lockMember(dir); err != nil {
+		return err
+	}
+	d.niced = unix.Setpriority(unix.PRIO_PROCESS, 0, -5) == nil
+	d.tag = d.cfg.Job + "-" + d.cfg.Key.jobTag(d.cfg.Job)
+	if d.store, err = OpenStore(d.cfg.Store); err != nil {
+		return &Problem{CodeFailed, err, "name a directory that can be written with --store"}
+	}
+	if d.identity, err = NewIdentity(d.cfg.Key, d.cfg.Job, d.me()); err != nil {
+		return err
+	}
+	if d.bells, err = wire.CreateBells(d.paths.Bells()); err != nil {
+		return &Problem{CodeFailed, fmt.Errorf("make the bells of this host: %w", err), "check that /dev/shm can be written"}
+	}
+	if d.procs, err = membership.NewProcWatch(d.log); err != nil {
+		return err
+	}
+	d.engine = host.New(d.log, host.Options{})
+	if err := d.listen(dir); err != nil {
+		return err
+	}
+	d.roster = newRoster(d.paths, d.cfg.Join, d.self)
+	d.peers = newPeerLinks(d)
+	d.raft, err = consensus.Open(consensus.Config{
+		Dir: filepath.Join(dir, "raft"), JobID: d.tag, Machine: d.replica, Transport: raftLayer{d.listener.Of(ProtoRaft), d},
+		Addresses: d.roster.serverAddr, LocalAddr: d.addr(), Logger: d.log,
+		Lease: electionLease, FastHeartbeat: electionLease,
+		OnApply:   func(consensus.Entry) { d.notifyApplied() },
+		OnRestore: func(uint64) { d.notifyApplied() },
+	})
+	if err != nil {
+		return &Problem{CodeFailed, fmt.Errorf("open the log: %w", err), "move " + filepath.Join(dir, "raft") + " aside to come back as a new server"}
+	}
+	if err := d.startGossip(); err != nil {
+		d.log.Warn("gossip is off; failures are still found by connections and processes", "error", err)
+	}
+	d.saver = newSaver(d)
+	if err := d.adopt(); err != nil {
+		return err
+	}
+	d.serve(dir)
+	d.ends.Go(d.listenBell)
+	d.up = startUpstream(d)
+	return nil
+}
+
+// close stops everything in an order in which nobody calls what is gone: first who asks from outside (API, streams), then
+// the engine that uses memory, then the log whose transport is the listener's, then the memory itself.
+func (d *Daemon) close() {
+	d.cancel(nil)
+	ctx, cancel := context.WithTimeout(context.Background(), stopDeadline)
+	defer cancel()
+	if d.gossip != nil {
+		_ = d.gossip.Close()
+	}
+	if d.engine != nil {
+		d.engine.Close()
+	}
+	if d.raft != nil {
+		if err := d.raft.Close(ctx); err != nil {
+			d.log.Warn("the log did not close in time", "error", err)
+		}
+	}
+	if d.peers != nil {
+		d.peers.close()
+	}
+	if d.listener != nil {
+		_ = d.listener.Close()
+	}
+	d.ends.Wait()
+	if d.procs != nil {
+		_ = d.procs.Close()
+	}
+	if d.life != nil {
+		_ = d.life.unmap()
+	}
+	if d.bells != nil {
+		_ = d.bells.Unmap()
+	}
+	_ = os.Remove(d.paths.DaemonFile(d.cfg.Index))
+}
+
+// lockMember takes the member's lock, which the kernel frees at this process's end.
+func (d *Daemon) lockMember(dir string) error {
+	f, err := os.OpenFile(filepath.Join(dir, "lock"), os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return &Problem{CodeFailed, fmt.Errorf("lock the member: %w", err), "check the rights of " + dir}
+	}
+	for end := time.Now().Add(2 * time.Second); ; {
+		if err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err == nil {
+			d.ends.Go(func() { <-d.ctx.Done(); f.Close() })
+			break
+		}
+		if time.Now().After(end) {
+			f.Close()
+			return &Problem{CodeLocked, fmt.Errorf("member %s has a living daemon", d.me()), "end it, or use another --dir"}
+		}
+		time.Sleep(5 * time.Millisecond) // a killed predecessor's lock is freed within milliseconds
+	}
+	return d.checkMachine()
+}
+
+// checkMachine refuses a directory that was copied from another machine: its promises are not ours.
+func (d *Daemon) checkMachine() error {
+	id, err := os.ReadFile("/etc/machine-id")
+	if err != nil || len(id) == 0 {
+		return nil
+	}
+	path := filepath.Join(d.paths.Dir, "machine-id")
+	old, err := os.ReadFile(path)
+	if errors.Is(err, os.ErrNotExist) {
+		return os.WriteFile(path, id, 0o600)
+	}
+	if err == nil && string(old) != string(id) {
+		return &Problem{CodeLocked, fmt.Errorf("%s belongs to another machine", d.paths.Dir), "a copied directory is no identity: start this host with an empty --dir and --join an address of the job"}
+	}
+	return nil
+}
+
+// listen binds the daemon's port: the one it had before if it is free, so that others find it where it was.
+func (d *Daemon) listen(dir string) (err error) {
+	portFile := filepath.Join(dir, "port")
+	port := d.cfg.Port
+	if port == 0 {
+		if b, err := os.ReadFile(portFile); err == nil {
+			port, _ = strconv.Atoi(string(b))
+		}
+	}
+	addr := net.JoinHostPort(d.cfg.Bind, strconv.Itoa(port))
+	d.listener, err = Listen(addr, d.identity, d.log)
+	if err != nil && port != 0 && d.cfg.Port == 0 {
+		d.listener, err = Listen(net.JoinHostPort(d.cfg.Bind, "0"), d.identity, d.log)
+	}
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(portFile, []byte(strconv.Itoa(d.listener.Addr().Port)), 0o600)
+}
+
+// addr is where others dial this daemon.
+func (d *Daemon) addr() string {
+	ip := d.cfg.Advertise
+	if ip == "" {
+		ip = d.cfg.Bind
+	}
+	return net.JoinHostPort(ip, strconv.Itoa(d.listener.Addr().Port))
+}
+
+// self is what others know about this daemon.
+func (d *Daemon) self() Peer {
+	p := Peer{Incarnate: phalanx.Incarnate{Member: d.me()}, Host: d.cfg.Host, Addr: d.addr(), BootID: membership.BootID(), DaemonPID: os.Getpid()}
+	if d.raft != nil {
+		p.Server = d.raft.ServerID()
+	}
+	return p
+}
+
+func (d *Daemon) notifyApplied() {
+	select {
+	case d.applied <- struct{}{}:
+	default:
+	}
+	d.watchers.notify()
+}
+
+// post hands work to the loop; it is dropped when the daemon is ending.
+func (d *Daemon) post(f func()) {
+	select {
+	case d.posts <- f:
+	case <-d.ctx.Done():
+	}
+}
+
+// listenBell sleeps on the daemon's bell. The engine is woken first: it is on the path of every step.
+func (d *Daemon) listenBell() {
+	bell := d.bells.Bell(2 * d.cfg.Index)
+	seen := bell.Count()
+	for d.ctx.Err() == nil {
+		now := bell.Wait(seen, 200*time.Millisecond)
+		if now == seen {
+			continue
+		}
+		seen = now
+		d.engine.Wake()
+		select {
+		case d.rung <- struct{}{}:
+		default:
+		}
+	}
+}
+
+// serve starts the servers: the unix socket of the trainer and the command line, and HTTP for the other daemons.
+func (d *Daemon) serve(dir string) {
+	d.serveSocket()
+	api := &http.Server{Handler: d.peerAPI(), ReadHeaderTimeout: 5 * time.Second}
+	d.ends.Go(func() { _ = api.Serve(d.listener.Of(ProtoAPI)) })
+	d.ends.Go(func() { <-d.ctx.Done(); _ = api.Close() })
+	d.ends.Go(func() { d.acceptStreams(d.listener.Of(ProtoStream)) })
+	d.ends.Go(func() { d.peers.accept(d.listener.Of(ProtoPeer), ProtoPeer) })
+	d.ends.Go(func() { d.peers.accept(d.listener.Of(ProtoData), ProtoData) })
+	start := DaemonFile{Incarnate: d.life.who, PID: os.Getpid(), Socket: d.paths.Socket(d.cfg.Index), Addr: d.addr()}
+	_, start.Start = selfProcess()
+	if err := writeJSON(d.paths.DaemonFile(d.cfg.Index), start); err != nil {
+		d.log.Warn("others of this host will not find this daemon by its file", "error", err)
+	}
+}
+
+func (d *Daemon) startGossip() error {
+	udp, err := net.ListenPacket("udp", d.listener.Addr().String())
+	if err != nil {
+		return err
+	}
+	transport := membership.NewTransport(udp, d.listener.Of(ProtoGossip), membership.StreamDialerFunc(func(ctx context.Context, addr string) (net.Conn, error) {
+		return d.listener.Dial(ctx, addr, ProtoGossip)
+	}), d.log)
+	meta := membership.Meta{DaemonPort: uint16(d.listener.Addr().Port)}.Encode()
+	ip := d.cfg.Advertise
+	if ip == "" {
+		ip = d.cfg.Bind
+	}
+	d.gossip, err = membership.StartGossip(membership.GossipConfig{
+		Name:     membership.GossipName(phalanx.Incarnate{Member: d.me(), Incarnation: 1}, strconv.FormatInt(time.Now().UnixNano(), 36)),
+		BindAddr: d.cfg.Bind, BindPort: d.listener.Addr().Port, AdvertiseAddr: ip, AdvertisePort: d.listener.Addr().Port,
+		Key: d.cfg.Key.Gossip(), Label: d.tag, Meta: meta, Seeds: d.cfg.Join, Transport: transport, Logger: d.log,
+	})
+	return err
+}
+
+// raftLayer gives Raft its connections on the one port.
+type raftLayer struct {
+	net.Listener
+	d *Daemon
+}
+
+func (r raftLayer) Dial(address consensus.ServerAddress, timeout time.Duration) (net.Conn, error) {
+	ctx, cancel := context.WithTimeout(r.d.ctx, timeout)
+	defer cancel()
+	return r.d.listener.Dial(ctx, string(address), ProtoRaft)
+}
+
+// signalTrainer passes a signal on to the trainer's process group.
+func (d *Daemon) signalTrainer(s syscall.Signal) {
+	if d.life != nil {
+		d.life.trainer.signal(s)
+	}
+}

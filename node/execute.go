@@ -1,0 +1,328 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"phalanx"
+	"phalanx/client/wire"
+	"phalanx/collective/host"
+	"phalanx/elastic"
+)
+
+// execute carries out one action. Votes, seals and refusals are written here, on the loop's goroutine, and nowhere else.
+func (d *Daemon) execute(a elastic.Action) {
+	l := d.life
+	switch a := a.(type) {
+	case elastic.WriteVote:
+		v := a.Vote
+		l.page.WriteVote(wire.Vote{Generation: v.Generation, Step: v.Step, OK: v.OK, Digest: v.Digest, Coordinate: d.coordinate()})
+		failpoint("vote-written")
+		d.ringWorld()
+		d.peers.sendVote(l.who, v)
+	case elastic.WriteSealed:
+		l.page.WriteSealed(wire.Sealed{Generation: a.Generation})
+		failpoint("sealed")
+		d.dirty = true
+	case elastic.WriteRefusal:
+		l.page.WriteRefusal(wire.Refusal{Generation: a.Generation, Step: a.Step, Who: a.Who, Why: refusalWhy(a.Evidence.Kind)})
+		d.addEvidence(a.Evidence)
+	case elastic.WriteCommit:
+		l.page.WriteCommit(wire.Commit{Generation: a.Generation, Step: a.Step})
+		d.ringTrainer()
+	case elastic.WriteSeat:
+		l.page.WriteSeat(d.seat(a.Do))
+		d.ringTrainer()
+	case elastic.Abort:
+		d.abort(a.Generation)
+	case elastic.Form:
+		d.startForming(a.Generation)
+	case elastic.Heal:
+		d.startHealing(a)
+	case elastic.StopHealing:
+		if d.heal != nil {
+			h := d.heal
+			d.heal = nil
+			d.ends.Go(h.stop)
+		}
+		d.peers.serving.fence(a.Generation)
+		d.evidence = nil
+		d.timings = FirstStep{Generation: a.Generation}
+	case elastic.AnswerSeal:
+		answer := a.Answer
+		answer.Slabs = l.slabLabels()
+		d.sendUp(&Message{Answer: &answer})
+	case elastic.Report:
+		d.addEvidence(a.Evidence)
+	case elastic.FirstStep:
+		d.timings.StepNS = time.Now().UnixNano()
+		t := d.timings
+		t.Generation = a.Generation
+		d.sendUp(&Message{First: &t})
+	case elastic.Fence:
+		d.fenced(a.Why)
+	case elastic.End:
+		d.jobEnded(a.Why)
+	}
+}
+
+func refusalWhy(k phalanx.EvidenceKind) wire.Why {
+	if k == phalanx.DigestsUnequal {
+		return wire.WhyDigestsUnequal
+	}
+	return wire.WhyVoteNotOK
+}
+
+func (d *Daemon) coordinate() int {
+	if s := d.life.machine.Seat(); s != nil {
+		return s.Coordinate
+	}
+	return 0
+}
+
+func (d *Daemon) ringTrainer() { d.bells.Bell(2*d.cfg.Index + 1).Ring() }
+
+// ringWorld wakes the daemons of this host that are in the world.
+func (d *Daemon) ringWorld() {
+	for _, seat := range d.state.World.Seats {
+		if seat.Member != d.me() && seat.Member.Host() == d.cfg.Host {
+			d.bells.Bell(2 * seat.Member.Index()).Ring()
+		}
+	}
+}
+
+// addEvidence keeps evidence against the current generation; it is reported until a newer entry is read.
+func (d *Daemon) addEvidence(e phalanx.Evidence) {
+	if e.UnixNS == 0 {
+		e.UnixNS = time.Now().UnixNano()
+	}
+	if !slices.ContainsFunc(d.evidence, func(o phalanx.Evidence) bool { return o.Kind == e.Kind && o.About == e.About && o.Step == e.Step }) {
+		d.evidence = append(d.evidence, e)
+		d.dirty = true
+	}
+}
+
+// seat is what the trainer is told about its place.
+func (d *Daemon) seat(do elastic.SeatAction) wire.Seat {
+	w := &d.state.World
+	s := wire.Seat{Generation: w.Generation, Branch: uint64(d.state.Branch), Action: wire.Action(do), Rank: phalanx.NoRank, World: w.Size(), GroupSize: w.GroupSize, SlotCount: w.SlotCount}
+	if d.state.Spec != nil {
+		s.LastStep = d.state.Spec.LastStep
+	}
+	seat := d.life.machine.Seat()
+	if seat == nil {
+		return s
+	}
+	floor := d.state.Floor.Label(seat.Coordinate)
+	s.Rank, s.Coordinate, s.SlotFirst, s.SlotEnd = seat.Rank, seat.Coordinate, seat.Slots.First, seat.Slots.End
+	s.ResumeStep, s.ResumeGeneration, s.ResumeDigest = floor.Step, floor.Generation, floor.Digest
+	for _, o := range w.Seats {
+		if o.Member.Host() == d.cfg.Host {
+			if o.Rank < seat.Rank {
+				s.LocalRank++
+			}
+			s.LocalWorld++
+		}
+	}
+	return s
+}
+
+// abort revokes collectives; the machine hears when every worker has left.
+func (d *Daemon) abort(g phalanx.Generation) {
+	left := d.engine.Revoke(g)
+	l := d.life
+	d.ends.Go(func() {
+		<-left // the engine's workers check at every chunk
+		d.post(func() {
+			if d.life == l {
+				d.run(l.machine.Step(elastic.WorkersLeft{Generation: g}))
+			}
+		})
+	})
+}
+
+// fenced ends this life: the log has removed it.
+func (d *Daemon) fenced(why string) {
+	l := d.life
+	if l.died == nil {
+		l.died = &phalanx.Evidence{Kind: phalanx.Asked, About: l.who, Source: d.me(), UnixNS: time.Now().UnixNano(), Detail: why}
+	}
+	if l.trainer != nil {
+		l.trainer.kill()
+		l.trainer = nil
+	}
+	d.log.Info("fenced out", "incarnation", uint64(l.who.Incarnation), "why", why)
+	if d.leaving {
+		d.end(Outcome{Code: CodePreempted, Reason: "left the job in order", Generation: d.state.World.Generation, Step: d.state.Floor.Step})
+		return
+	}
+	// The next life begins once the loop has left the machine: ensureTrainer follows every new state.
+}
+
+// jobEnded ends the daemon with the job.
+func (d *Daemon) jobEnded(why string) {
+	s := d.state
+	o := Outcome{Reason: why, Generation: s.World.Generation, Step: d.committed()}
+	switch {
+	case s.Done != nil:
+		o.Code, o.Done, o.Step, o.Digest = CodeOK, true, s.Done.Step, s.Done.Digest
+	case s.Halt != nil && s.Halt.Kind == elastic.StoppedByOperator:
+		o.Code = CodePreempted
+		o.Hint = "run the same command again to go on"
+	case s.Halt != nil && s.Halt.Kind == elastic.CrashLoop:
+		o.Code = CodeFailed
+		o.Hint = "read the trainers' output in " + d.cfg.Dir + "/log, mend the cause and run the same command again"
+	default:
+		o.Code = CodeFailed
+		o.Hint = "see: phalanx status --explain"
+	}
+	d.end(o)
+}
+
+// committed is the newest step that this daemon knows to be decided.
+func (d *Daemon) committed() phalanx.Step {
+	step := d.state.Floor.Step
+	if l := d.life; l != nil && l.seen.Holds && d.state.OfLineage(l.seen.Label) {
+		step = max(step, l.seen.Label.Step)
+	}
+	return step
+}
+
+// forming is the formation of one generation's communicators under way.
+type forming struct {
+	generation phalanx.Generation
+}
+
+// mapped are the mappings of a sibling's life, kept across generations so that survivors form at once.
+type mapped struct {
+	segment, board *wire.Region
+}
+
+type lifeKey struct {
+	index int
+	life  phalanx.Incarnation
+}
+
+// startForming maps this host's peers and connects to the others, then hands them to the engine.
+func (d *Daemon) startForming(g phalanx.Generation) {
+	d.refreshSiblings()
+	d.form = &forming{g}
+	world := d.state.World.Clone()
+	l := d.life
+	d.ends.Go(func() {
+		err := d.formEngine(world, l)
+		d.post(func() {
+			if d.life != l || d.form == nil || d.form.generation != g {
+				return
+			}
+			d.form = nil
+			switch {
+			case errors.Is(err, phalanx.ErrStaleGeneration):
+			case err != nil:
+				d.log.Warn("not formed", "generation", g.String(), "error", err)
+				if d.state.World.Generation == g {
+					time.AfterFunc(100*time.Millisecond, func() { d.post(func() { d.formAgain(g) }) })
+				}
+			default:
+				d.timings.FormedNS = time.Now().UnixNano()
+				failpoint("formed")
+				d.run(l.machine.Step(elastic.Formed{Generation: g}))
+				d.rereadVotes()
+				d.postDescriptors()
+				d.dirty = true
+			}
+		})
+	})
+}
+
+// formAgain tries a formation again: a peer's memory or port was not there yet. The leader ends what does not get ready.
+func (d *Daemon) formAgain(g phalanx.Generation) {
+	if d.state.World.Generation == g && d.form == nil && d.life.machine.State() == elastic.LocalForming {
+		d.startForming(g)
+	}
+}
+
+// formEngine runs beside the loop. It touches the mappings, which only one formation at a time does.
+func (d *Daemon) formEngine(world phalanx.World, l *life) error {
+	d.forming.Lock()
+	defer d.forming.Unlock()
+	seat := world.SeatOf(l.who.Member)
+	if seat == nil || l.segment == nil || l.board == nil {
+		return fmt.Errorf("form %s: the trainer has no segment", world.Generation)
+	}
+	var locals []host.LocalPeer
+	var remotes []host.RemotePeer
+	keep := map[lifeKey]bool{}
+	for _, o := range world.Seats {
+		switch {
+		case o.Member == l.who.Member:
+		case o.Member.Host() == d.cfg.Host:
+			key := lifeKey{o.Member.Index(), o.Incarnation}
+			m, err := d.mapSibling(key)
+			if err != nil {
+				return fmt.Errorf("form %s with %s: %w", world.Generation, o.Incarnate, err)
+			}
+			keep[key] = true
+			locals = append(locals, host.LocalPeer{Rank: o.Rank, Segment: m.segment.Bytes(), Board: m.board.Bytes(), Ring: d.bells.Bell(2 * key.index).Ring})
+		default:
+			link, err := d.peers.dataLink(o.Incarnate, seat.Rank < o.Rank)
+			if err != nil {
+				return fmt.Errorf("form %s with %s: %w", world.Generation, o.Incarnate, err)
+			}
+			remotes = append(remotes, host.RemotePeer{Rank: o.Rank, Link: link})
+		}
+	}
+	self := host.Self{Rank: seat.Rank, Segment: l.segment.Bytes(), Board: l.board.Bytes()}
+	if err := d.engine.Form(world, self, locals, remotes); err != nil {
+		return err
+	}
+	for key, m := range d.mappings { // the engine uses none of these any more
+		if !keep[key] {
+			_ = m.segment.Unmap()
+			_ = m.board.Unmap()
+			delete(d.mappings, key)
+		}
+	}
+	return nil
+}
+
+func (d *Daemon) mapSibling(key lifeKey) (mapped, error) {
+	if m, ok := d.mappings[key]; ok {
+		return m, nil
+	}
+	segment, err := wire.OpenRegion(d.paths.Shared(key.index, key.life, "seg"), false)
+	if err != nil {
+		return mapped{}, err
+	}
+	board, err := wire.OpenRegion(d.paths.Shared(key.index, key.life, "board"), false)
+	if err != nil {
+		return mapped{}, errors.Join(err, segment.Unmap())
+	}
+	m := mapped{segment, board}
+	d.mappings[key] = m
+	return m, nil
+}
+
+// postDescriptor hands one collective to the engine. Its completion is written from the engine's goroutine: the word has
+// one writer, and nobody posts this descriptor twice.
+func (d *Daemon) postDescriptor(l *life, v wire.Descriptor) {
+	op := host.Op{Seq: v.Sequence, Kind: host.Kind(v.Op), DType: host.DType(v.DType), Group: int(v.Group), Root: v.Root, Count: v.Count,
+		InOffset: v.InOffset, InStride: v.InStride, InNodes: v.InNodes, OutOffset: v.OutOffset, Scale: v.Scale == wire.ScaleMean}
+	d.engine.Post(v.Generation, op, func(err error) {
+		status := wire.StatusOK
+		switch {
+		case err == nil:
+		case errors.Is(err, phalanx.ErrRevoked), errors.Is(err, phalanx.ErrStaleGeneration), errors.Is(err, host.ErrPeer):
+			status = wire.StatusRevoked
+		default:
+			status = wire.StatusFailed
+			d.log.Error("collective failed", "sequence", v.Sequence, "error", err)
+		}
+		l.page.CompleteDescriptor(v.Sequence, status)
+		d.ringTrainer()
+	})
+}

@@ -1,0 +1,191 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"fmt"
+	"slices"
+	"time"
+
+	"phalanx"
+	"phalanx/elastic"
+)
+
+// joinWindow is how long the first world waits for members beyond the minimum.
+const joinWindow = 30 * time.Second
+
+// facts gathers what the planner may know, with deadlines turned into named facts.
+func (a *arbiter) facts(now time.Time) *elastic.Facts {
+	d := a.d
+	f := &elastic.Facts{Round: a.round, Store: a.store, UnixNS: now.UnixNano(), LeaseOut: now.Sub(a.grantAt) > leaseLength && now.Sub(a.since) > leaseLength, Stop: a.stop}
+	newest := d.committed()
+	leaving := 0
+	for _, v := range a.members {
+		m, ok := a.fact(v, now)
+		if !ok {
+			continue
+		}
+		if v.report != nil && v.report.Voted.Generation == d.state.World.Generation {
+			newest = max(newest, v.report.Voted.Step)
+		}
+		if m.Leaving {
+			leaving++
+		}
+		f.Members = append(f.Members, m)
+	}
+	for _, s := range d.siblings {
+		if s != nil && s.page != nil {
+			if v, n := s.page.ReadVote(); n > 0 && v.Generation == d.state.World.Generation {
+				newest = max(newest, v.Step)
+			}
+		}
+	}
+	if own := d.life.machine.NewestVote(); own.Generation == d.state.World.Generation {
+		newest = max(newest, own.Step)
+	}
+	f.Boundary = newest + 2
+	slices.SortFunc(f.Members, func(x, y elastic.MemberFact) int { return phalanx.CompareMemberIDs(x.Member, y.Member) })
+	f.JoinClosed = now.Sub(a.since) > joinWindow
+	f.Stop = a.stop || leaving > 0 && leaving == len(f.Members)
+	return f
+}
+
+// fact is what is known about one member. A member that never spoke to this leader is judged by its siblings' kernel alone.
+func (a *arbiter) fact(v *memberView, now time.Time) (elastic.MemberFact, bool) {
+	d := a.d
+	m := elastic.MemberFact{Host: v.id.Host(), Connected: v.local || v.conn != nil, Answer: v.answer}
+	m.Member = v.id
+	seat := d.state.World.SeatOf(v.id)
+	known := d.state.Member(v.id)
+	if r := v.report; r != nil {
+		m.Incarnation, m.Ready, m.Possession, m.Slabs = r.Incarnation, r.Ready, r.Possession, r.Slabs
+		m.Failed, m.Leaving, m.Finished, m.Digest = r.Failed != "", r.Leaving, r.Finished, r.Digest
+		m.Evidence = slices.Clone(r.Evidence)
+	} else {
+		switch {
+		case seat != nil:
+			m.Incarnation = seat.Incarnation
+		case known != nil:
+			m.Incarnation = known.Incarnation
+		default:
+			return m, false
+		}
+		m.Possession.Trainer = true // until something says otherwise
+	}
+	who := m.Incarnate
+	s, from := a.sibling(who)
+	if s != nil && !s.Trainer && !m.Finished {
+		m.Possession = elastic.Possession{}
+		if s.Evidence != nil {
+			m.Evidence = append(m.Evidence, *s.Evidence)
+		}
+	}
+	if m.Connected {
+		a.judgeConnected(&m, v, now)
+	} else {
+		a.judgeLost(&m, v, s, from, now)
+	}
+	if seat != nil && v.report != nil && m.Connected && seat.Incarnation == m.Incarnation {
+		a.judgeReady(&m, v, now)
+	}
+	return m, true
+}
+
+// sibling returns the newest word of a living daemon of the same host about a member.
+func (a *arbiter) sibling(who phalanx.Incarnate) (*Sibling, phalanx.MemberID) {
+	for _, v := range a.members {
+		if v.id == who.Member || v.id.Host() != who.Member.Host() || v.report == nil || !(v.local || v.conn != nil) {
+			continue
+		}
+		for i := range v.report.Siblings {
+			if v.report.Siblings[i].Incarnate == who {
+				return &v.report.Siblings[i], v.id
+			}
+		}
+	}
+	return nil, ""
+}
+
+// judgeConnected finds a daemon whose kernel answers and which does not run.
+func (a *arbiter) judgeConnected(m *elastic.MemberFact, v *memberView, now time.Time) {
+	silence := now.Sub(v.heard)
+	if v.local || silence < stallAfter {
+		return
+	}
+	m.Silent = true
+	m.Evidence = append(m.Evidence, phalanx.Evidence{Kind: phalanx.Stalled, About: m.Incarnate, Source: a.d.me(), UnixNS: v.heard.UnixNano(),
+		Detail: fmt.Sprintf("its kernel answers and its daemon has said nothing for %.1f s", silence.Seconds())})
+}
+
+// judgeLost says what the loss of a member's connection means by now.
+func (a *arbiter) judgeLost(m *elastic.MemberFact, v *memberView, s *Sibling, from phalanx.MemberID, now time.Time) {
+	silence := now.Sub(v.lost)
+	e := phalanx.Evidence{About: m.Incarnate, Source: a.d.me(), UnixNS: v.lost.UnixNano()}
+	switch {
+	case s == nil:
+		if a.hostLives(m.Member) && silence < graceNewPID {
+			m.InGrace = true // its siblings have not looked yet
+			return
+		}
+		if silence < sealSilence {
+			m.InGrace = true
+			return
+		}
+		m.Silent = true
+		e.Kind, e.Detail = phalanx.Unreachable, fmt.Sprintf("no connection for %.1f s and nobody of its host says more", silence.Seconds())
+	case !s.Daemon && !s.Trainer:
+		m.Dead = true
+		e.Kind, e.Source, e.Detail = phalanx.DaemonExited, from, "daemon and trainer have ended"
+	case !s.Daemon:
+		m.InGrace = silence < graceNewPID
+		m.Silent = !m.InGrace
+		e.Kind, e.Source, e.Detail = phalanx.DaemonExited, from, "its daemon has ended beside a living trainer and did not come back"
+	case s.Stopped:
+		m.Silent = true
+		e.Kind, e.Source, e.Detail = phalanx.Stalled, from, "its daemon is stopped"
+	default: // a new process, or one that lost its connection: it has some time to say hello
+		m.InGrace = silence < graceHello
+		m.Silent = !m.InGrace
+		e.Kind, e.Source, e.Detail = phalanx.Unreachable, from, fmt.Sprintf("its daemon lives and has said nothing for %.1f s", silence.Seconds())
+	}
+	if m.Dead || m.Silent {
+		m.Evidence = append(m.Evidence, e)
+	}
+}
+
+// hostLives reports whether another daemon of the member's host is connected.
+func (a *arbiter) hostLives(id phalanx.MemberID) bool {
+	for _, v := range a.members {
+		if v.id != id && v.id.Host() == id.Host() && (v.local || v.conn != nil) {
+			return true
+		}
+	}
+	return false
+}
+
+// judgeReady adds what the member itself says about the current generation, and the deadline of a formation.
+func (a *arbiter) judgeReady(m *elastic.MemberFact, v *memberView, now time.Time) {
+	r, g := v.report, a.d.state.World.Generation
+	if r.Generation == g && !a.round.Asked && r.Sealed == g && v.answer == nil {
+		m.Evidence = append(m.Evidence, phalanx.Evidence{Kind: phalanx.Sealed, About: m.Incarnate, Source: m.Member, UnixNS: now.UnixNano(), Detail: "sealed by an earlier leader"})
+	}
+	if a.d.state.Phase == elastic.Halted || a.round.Asked {
+		return
+	}
+	if r.Healed > a.progress {
+		a.progress, a.movedAt = r.Healed, now
+	}
+	late := now.Sub(a.formedAt) > formDeadline && now.Sub(a.movedAt) > formDeadline
+	if late && (r.Generation != g || r.Local == elastic.LocalForming.String() || r.Local == elastic.LocalHealing.String()) {
+		m.Evidence = append(m.Evidence, phalanx.Evidence{Kind: phalanx.NotReady, About: m.Incarnate, Source: a.d.me(), UnixNS: now.UnixNano(),
+			Detail: fmt.Sprintf("%s for %.0f s after generation %s was formed, without progress", r.Local, now.Sub(a.formedAt).Seconds(), g)})
+	}
+}
+
+// slowest is the slowest of the newest steps, 0 before any.
+func (s *stepTimes) slowest() time.Duration {
+	if s.count == 0 {
+		return 0
+	}
+	return slices.Max(s.last[:min(s.count, len(s.last))])
+}

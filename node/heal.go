@@ -1,0 +1,290 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"phalanx"
+	"phalanx/ckpt"
+	"phalanx/ckpt/peer"
+	"phalanx/client/wire"
+	"phalanx/elastic"
+)
+
+// healing brings the state of the floor into the own trainer: it reads the bytes from living members, from slabs or from
+// the store, and passes them through the fill ring, from which the trainer copies them into its registered memory.
+type healing struct {
+	d      *Daemon
+	life   *life
+	do     elastic.Heal
+	cancel context.CancelFunc
+	done   chan struct{}
+	change chan struct{} // 1: the trainer has answered something
+	free   chan int      // the places of the fill ring that are free
+	slots  [wire.FillCount]chan uint64
+	seq    atomic.Uint64
+	bytes  atomic.Int64
+	total  int64
+	begun  time.Time
+	once   sync.Once
+}
+
+// sequenceBase is above every number that an earlier daemon on this page has used: they grow with the clock.
+func sequenceBase() uint64 { return uint64(time.Now().UnixMicro()) }
+
+func (d *Daemon) startHealing(do elastic.Heal) {
+	if d.heal != nil {
+		h := d.heal
+		d.heal = nil
+		d.ends.Go(h.stop)
+	}
+	l := d.life
+	if l.segment == nil || len(l.layout) == 0 {
+		l.layout = d.state.State
+	}
+	if l.segment == nil {
+		return // the trainer is gone; its death is reported
+	}
+	ctx, cancel := context.WithCancel(d.ctx)
+	h := &healing{d: d, life: l, do: do, cancel: cancel, done: make(chan struct{}), free: make(chan int, wire.FillCount), begun: time.Now()}
+	h.seq.Store(sequenceBase())
+	for i := range h.slots {
+		h.slots[i] = make(chan uint64, 1) // 1: one answer is waited for at a time
+		h.free <- i
+	}
+	for _, t := range l.layout {
+		h.total += t.Bytes()
+	}
+	d.heal = h
+	world, state := d.state.World.Clone(), d.state
+	d.log.Info("heals", "generation", do.Generation.String(), "to", do.Label.String(), "source", string(do.Source.Kind), "bytes", h.total)
+	d.ends.Go(func() {
+		defer close(h.done)
+		err := h.read(ctx, world, state)
+		if err == nil || ctx.Err() != nil {
+			return
+		}
+		d.post(func() {
+			if d.heal == h {
+				d.log.Warn("heal broken off", "generation", do.Generation.String(), "error", err)
+				d.run(l.machine.Step(elastic.HealBroken{Generation: do.Generation, Why: err.Error()}))
+			}
+		})
+	})
+}
+
+// stop ends the heal and waits until nothing of it touches the segment.
+func (h *healing) stop() {
+	h.cancel()
+	<-h.done
+}
+
+// moved passes the trainer's answers on to the writers that wait for them. The loop calls it.
+func (h *healing) moved() {
+	for i := range h.slots {
+		word := h.life.page.Filled(i)
+		select {
+		case h.slots[i] <- word:
+		default: // nobody has taken the last one yet: replace it
+			select {
+			case <-h.slots[i]:
+			default:
+			}
+			select {
+			case h.slots[i] <- word:
+			default:
+			}
+		}
+	}
+	if h.life.seen.Healed.Generation == h.do.Generation && h.life.seen.Healed.OK && h.d.timings.HealedNS == 0 {
+		h.d.timings.HealedNS = time.Now().UnixNano()
+		h.d.dirty = true
+	}
+}
+
+// read fetches the state, then tells the trainer which digests to expect.
+func (h *healing) read(ctx context.Context, world phalanx.World, s *elastic.State) error {
+	var digests []phalanx.Digest
+	var err error
+	switch h.do.Source.Kind {
+	case elastic.FromStore:
+		digests, err = h.fromStore(ctx)
+	case elastic.FromLive, elastic.FromSlab:
+		digests, err = h.fromMembers(ctx, world)
+	case elastic.FromSeed:
+		err = fmt.Errorf("the trainer is not at the initial state of the seed")
+	default:
+		err = fmt.Errorf("source %q is unknown: %w", h.do.Source.Kind, errors.ErrUnsupported)
+	}
+	if err != nil {
+		return err
+	}
+	failpoint("healed")
+	l := h.life
+	at := l.digestOffset()
+	for i, x := range digests {
+		binary.LittleEndian.PutUint64(l.segment.Bytes()[at+int64(i)*digestSize:], x[0])
+		binary.LittleEndian.PutUint64(l.segment.Bytes()[at+int64(i)*digestSize+8:], x[1])
+	}
+	label := h.do.Label
+	l.page.WriteHealEnd(wire.HealEnd{Generation: h.do.Generation, Sequence: h.seq.Add(1), LabelStep: label.Step, LabelGeneration: label.Generation,
+		LabelDigest: label.Digest, Coordinate: label.Coordinate, DigestsOffset: at, DigestsCount: len(digests)})
+	h.d.ringTrainer()
+	return nil
+}
+
+func (h *healing) fromStore(ctx context.Context) ([]phalanx.Digest, error) {
+	record, err := recordOf(ctx, h.d.store, h.d.cfg.Job, h.do.Source.Commit)
+	if err != nil {
+		return nil, err
+	}
+	cp, err := ckpt.Open(ctx, h.d.store, record.Commit)
+	if err != nil {
+		return nil, fmt.Errorf("open checkpoint %d: %w", h.do.Source.Commit, err)
+	}
+	st := cp.State(h.do.Label.Coordinate)
+	if st == nil {
+		return nil, fmt.Errorf("checkpoint %d has no coordinate %d", h.do.Source.Commit, h.do.Label.Coordinate)
+	}
+	if diff := ckpt.CompareLayouts(st.Layout(), h.life.layout); !diff.Empty() {
+		return nil, fmt.Errorf("checkpoint %d does not fit the trainer's state: %s", h.do.Source.Commit, diff)
+	}
+	index, digests, err := byName(st.Layout(), st.Digests(), h.life.layout)
+	if err != nil {
+		return nil, err
+	}
+	reads, err := ckpt.PlanReads(st.Manifest, nil)
+	if err != nil {
+		return nil, err
+	}
+	return digests, st.Restore(ctx, reads, 0, renamed{h, index, ctx})
+}
+
+// byName orders stored digests like the trainer's tensors and maps stored indexes to the trainer's.
+func byName(stored []phalanx.TensorInfo, have []phalanx.Digest, wanted []phalanx.TensorInfo) ([]int, []phalanx.Digest, error) {
+	index, digests := make([]int, len(stored)), make([]phalanx.Digest, len(wanted))
+	for i, t := range stored {
+		j := slices.IndexFunc(wanted, func(w phalanx.TensorInfo) bool { return w.Name == t.Name })
+		if j < 0 {
+			return nil, nil, fmt.Errorf("tensor %q is not in the trainer's state", t.Name)
+		}
+		index[i], digests[j] = j, have[i]
+	}
+	return index, digests, nil
+}
+
+// renamed is the sink of a restore whose tensors are stored in another order.
+type renamed struct {
+	h     *healing
+	index []int
+	ctx   context.Context
+}
+
+func (r renamed) Write(tensor int, off int64, p []byte) error {
+	return r.h.write(r.ctx, r.index[tensor], off, p)
+}
+
+func (h *healing) fromMembers(ctx context.Context, world phalanx.World) ([]phalanx.Digest, error) {
+	var donors []peer.Donor
+	for _, id := range h.do.Source.Holders {
+		seat := world.SeatOf(id)
+		if id == h.life.who.Member && h.do.Source.Kind == elastic.FromLive {
+			continue
+		}
+		if h.do.Source.Kind == elastic.FromLive && seat != nil && seat.Coordinate != h.do.Label.Coordinate {
+			continue
+		}
+		addr := ""
+		if id == h.life.who.Member {
+			addr = h.d.addr()
+		} else if p, ok := h.d.roster.peer(id); ok {
+			addr = p.Addr
+		}
+		if addr == "" {
+			continue
+		}
+		who := phalanx.Incarnate{Member: id}
+		if seat != nil {
+			who = seat.Incarnate
+		}
+		donors = append(donors, &donor{d: h.d, who: who, addr: addr, do: h.do, tensors: len(h.life.layout)})
+	}
+	if len(donors) == 0 {
+		return nil, fmt.Errorf("nobody of %v can be reached for %s", h.do.Source.Holders, h.do.Label)
+	}
+	report, err := peer.Fetch(ctx, donors, h.life.layout, live{h, ctx}, peer.Options{ChunkBytes: ringChunk, ReadTimeout: 10 * time.Second})
+	if err != nil {
+		return nil, fmt.Errorf("heal from %d members: %w", len(donors), err)
+	}
+	return report.Digests, nil
+}
+
+// live is the sink of a fetch.
+type live struct {
+	h   *healing
+	ctx context.Context
+}
+
+func (w live) Write(tensor int, off int64, p []byte) error { return w.h.write(w.ctx, tensor, off, p) }
+
+// write passes bytes through the fill ring into the trainer, piece by piece.
+func (h *healing) write(ctx context.Context, tensor int, off int64, p []byte) error {
+	for len(p) > 0 {
+		n := min(len(p), ringChunk)
+		if err := h.piece(ctx, tensor, off, p[:n]); err != nil {
+			return err
+		}
+		p, off = p[n:], off+int64(n)
+		h.bytes.Add(int64(n))
+	}
+	return nil
+}
+
+func (h *healing) piece(ctx context.Context, tensor int, off int64, p []byte) error {
+	var i int
+	select {
+	case i = <-h.free:
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	l := h.life
+	at := l.fillSlot(i)
+	copy(l.segment.Bytes()[at:], p)
+	seq := h.seq.Add(1)
+	l.page.WriteFill(i, wire.Fill{Generation: h.do.Generation, Sequence: seq, Tensor: tensor, Offset: off, Length: int64(len(p)), SegmentOffset: at})
+	h.d.ringTrainer()
+	deadline := time.NewTimer(formDeadline)
+	defer deadline.Stop()
+	for {
+		if got, status := wire.ParseAnswer(l.page.Filled(i)); got == seq {
+			if status != wire.StatusOK {
+				return fmt.Errorf("the trainer refused bytes of tensor %d: %s", tensor, status)
+			}
+			h.free <- i
+			return nil
+		}
+		select {
+		case <-h.slots[i]:
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-deadline.C:
+			return fmt.Errorf("the trainer took no bytes of tensor %d for %s", tensor, formDeadline)
+		}
+	}
+}
+
+// rate is the bytes a second so far.
+func (h *healing) rate() float64 {
+	if s := time.Since(h.begun).Seconds(); s > 0 {
+		return float64(h.bytes.Load()) / s
+	}
+	return 0
+}

@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"os"
+	"sync"
+	"time"
+
+	"phalanx"
+	"phalanx/client/wire"
+	"phalanx/membership"
+)
+
+// selfProcess is this daemon's pid and start time, which name it for ever within this boot.
+var selfProcess = sync.OnceValues(func() (int, uint64) {
+	start, _ := membership.StartTime(os.Getpid())
+	return os.Getpid(), start
+})
+
+// sibling is another member of this host as its page and the kernel show it. The loop owns it.
+type sibling struct {
+	index    int
+	life     phalanx.Incarnation
+	page     *wire.Page
+	identity wire.Identity
+	bell     wire.Bell
+	daemon   bool
+	trainer  bool
+	daemonAt time.Time // when the daemon was last found alive
+	stopped  membership.Stopped
+	isHalted bool
+	voteSeq  uint64
+	goneNS   int64 // when its trainer was seen dead
+	working  wire.Work
+}
+
+// siblingKey names a watched process of a sibling in ProcWatch.
+type siblingKey struct {
+	index   int
+	life    phalanx.Incarnation
+	trainer bool
+	pid     int
+}
+
+// refreshSiblings maps the newest pages of the other members of this host and watches their processes. It is called on
+// every tick and whenever a world is formed; mapping is cheap and done once per life.
+func (d *Daemon) refreshSiblings() {
+	for index := range wire.BellLines / 2 {
+		if index == d.cfg.Index {
+			continue
+		}
+		if index >= d.cfg.LocalSize {
+			break
+		}
+		lives := d.paths.Lives(index)
+		s := d.siblings[index]
+		if len(lives) == 0 {
+			continue
+		}
+		newest := lives[len(lives)-1]
+		if s == nil || s.life != newest {
+			page, err := wire.WatchPage(d.paths.Shared(index, newest, "page"))
+			if err != nil {
+				continue // being made, or gone again
+			}
+			if s != nil {
+				d.dropSibling(s)
+			}
+			s = &sibling{index: index, life: newest, page: page, bell: d.bells.Bell(2 * index)}
+			d.siblings[index] = s
+		}
+		d.checkSibling(s)
+	}
+}
+
+func (d *Daemon) dropSibling(s *sibling) {
+	d.procs.Unwatch(siblingKey{s.index, s.life, false, s.identity.DaemonPID})
+	d.procs.Unwatch(siblingKey{s.index, s.life, true, s.identity.TrainerPID})
+	d.retired = append(d.retired, s.page) // the engine may still read the old mapping until its workers have left
+}
+
+// checkSibling reads who runs a sibling now and watches new processes.
+func (d *Daemon) checkSibling(s *sibling) {
+	boot0, boot1 := bootWords()
+	v, n := s.page.ReadIdentity()
+	if n == 0 || v.Boot0 != boot0 || v.Boot1 != boot1 {
+		return
+	}
+	old := s.identity
+	s.identity = v
+	if v.DaemonPID != old.DaemonPID || v.DaemonStart != old.DaemonStart {
+		if old.DaemonPID != 0 {
+			d.procs.Unwatch(siblingKey{s.index, s.life, false, old.DaemonPID})
+		}
+		s.daemon = membership.Alive(v.DaemonPID, v.DaemonStart)
+		s.stopped = membership.Stopped{}
+		if err := d.procs.Watch(v.DaemonPID, v.DaemonStart, siblingKey{s.index, s.life, false, v.DaemonPID}); err != nil {
+			d.log.Debug("sibling's daemon is not watched", "member", string(v.Member), "error", err)
+		}
+	}
+	if v.TrainerPID != old.TrainerPID || v.TrainerStart != old.TrainerStart {
+		if old.TrainerPID != 0 {
+			d.procs.Unwatch(siblingKey{s.index, s.life, true, old.TrainerPID})
+		}
+		s.trainer = false
+		if v.TrainerPID != 0 {
+			s.trainer = membership.Alive(v.TrainerPID, v.TrainerStart)
+			if err := d.procs.Watch(v.TrainerPID, v.TrainerStart, siblingKey{s.index, s.life, true, v.TrainerPID}); err != nil {
+				d.log.Debug("sibling's trainer is not watched", "member", string(v.Member), "error", err)
+			}
+		}
+	}
+	if s.daemon {
+		st, err := membership.ReadStat(v.DaemonPID)
+		if err == nil && st.Start == v.DaemonStart {
+			s.stopped = s.stopped.Sample(time.Now(), st.State, st.UserTicks+st.SysTicks)
+		}
+	}
+}
+
+// siblingExited notes the end of a watched process.
+func (d *Daemon) siblingExited(k siblingKey, at time.Time) {
+	s := d.siblings[k.index]
+	if s == nil || s.life != k.life {
+		return
+	}
+	if k.trainer && k.pid == s.identity.TrainerPID {
+		s.trainer, s.goneNS = false, at.UnixNano()
+		s.working, _ = s.page.ReadWork()
+		return
+	}
+	if !k.trainer && k.pid == s.identity.DaemonPID {
+		s.daemon = false
+	}
+}
+
+// siblingReports is what this daemon's kernel says about the others of the host.
+func (d *Daemon) siblingReports(now time.Time) []Sibling {
+	var out []Sibling
+	for _, s := range d.siblings {
+		if s == nil || s.identity.Member == "" {
+			continue
+		}
+		r := Sibling{Incarnate: phalanx.Incarnate{Member: s.identity.Member, Incarnation: s.identity.Incarnation}, Daemon: s.daemon, Trainer: s.trainer,
+			DaemonPID: s.identity.DaemonPID, TrainerPID: s.identity.TrainerPID, Stopped: s.daemon && s.stopped.For(now) > stallAfter}
+		if !s.trainer && s.goneNS != 0 {
+			e := phalanx.Evidence{Kind: phalanx.TrainerExited, About: r.Incarnate, Source: d.me(), UnixNS: s.goneNS, Detail: "its process has ended beside a dead daemon"}
+			if s.working.On && s.working.TrainerStart == s.identity.TrainerStart {
+				e.Working, e.Step, e.Slot = true, s.working.Step, s.working.Slot
+			}
+			r.Evidence = &e
+		}
+		out = append(out, r)
+	}
+	return out
+}

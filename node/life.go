@@ -1,0 +1,290 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"phalanx"
+	"phalanx/client/wire"
+	"phalanx/collective/host"
+	"phalanx/elastic"
+	"phalanx/membership"
+)
+
+// The daemon's own part of a segment lies behind the trainer's: rings through which a heal is served and received, then the
+// digests of the tensors.
+const (
+	ringChunk  = 1 << 20
+	ringBytes  = (wire.ServeCount + wire.FillCount) * ringChunk
+	digestSize = 16
+)
+
+// life is one incarnation of the member: its page, its trainer and the shared memory between them. The loop owns it.
+type life struct {
+	who     phalanx.Incarnate
+	page    *wire.Page
+	segment *wire.Region
+	slab    *wire.Region
+	board   *wire.Region
+	layout  []phalanx.TensorInfo
+	slabs   *wire.Slab
+	ring    int64 // offset of the daemon's part of the segment
+	machine *elastic.Machine
+	trainer *trainerProcess
+	// hello is the trainer's identity on the page; zero before its hello. It may be a child of the started process.
+	helloPID   int
+	helloStart uint64
+	spec       *phalanx.JobSpec
+	posted     uint64 // descriptors handed to the engine
+	seen       elastic.Trainer
+	died       *phalanx.Evidence // why the trainer is gone
+	finished   bool
+	digest     phalanx.Digest
+	startedAt  time.Time // of the trainer
+	stopped    membership.Stopped
+	lastMove   time.Time // of its progress counter
+	progress   uint64
+	retired    atomic.Bool // its memory is about to be unmapped
+}
+
+// newLife makes the shared memory of an incarnation that was never used.
+func newLife(paths Paths, index int, who phalanx.Incarnate) (*life, error) {
+	page, err := wire.CreatePage(paths.Shared(index, who.Incarnation, "page"), 2*index, 2*index+1)
+	if err != nil {
+		return nil, fmt.Errorf("start incarnation %d: %w", who.Incarnation, err)
+	}
+	return &life{who: who, page: page}, nil
+}
+
+// adoptLife takes over the newest page of the member, nil when there is none of this boot. It waits for the lock that the
+// kernel frees when the daemon before this one ends.
+func adoptLife(paths Paths, index int, id phalanx.MemberID, wait time.Duration) (*life, error) {
+	boot0, boot1 := bootWords()
+	lives := paths.Lives(index)
+	for i := len(lives) - 1; i >= 0; i-- {
+		n := lives[i]
+		var page *wire.Page
+		var err error
+		for end := time.Now().Add(wait); ; {
+			if page, err = wire.AdoptPage(paths.Shared(index, n, "page")); err == nil || !errors.Is(err, wire.ErrLocked) || time.Now().After(end) {
+				break
+			}
+			time.Sleep(5 * time.Millisecond) // the kernel frees the lock at the old daemon's end; nothing signals it
+		}
+		if errors.Is(err, wire.ErrLocked) {
+			return nil, &Problem{CodeLocked, fmt.Errorf("take over %s: its daemon still lives", id), "end it first; phalanx status names its pid"}
+		}
+		if err != nil {
+			return nil, fmt.Errorf("take over %s: %w", id, err)
+		}
+		identity, seq := page.ReadIdentity()
+		if seq == 0 || identity.Member != id || identity.Incarnation != n || identity.Boot0 != boot0 || identity.Boot1 != boot1 {
+			_ = page.Unmap()
+			continue // another boot's, another host name's, or never used: it holds no promise of ours
+		}
+		l := &life{who: phalanx.Incarnate{Member: id, Incarnation: n}, page: page}
+		return l, l.reopen(paths, index, identity)
+	}
+	return nil, nil
+}
+
+// reopen maps what the trainer of an adopted page was given.
+func (l *life) reopen(paths Paths, index int, identity wire.Identity) error {
+	l.helloPID, l.helloStart = identity.TrainerPID, identity.TrainerStart
+	alive := l.helloPID > 0 && membership.Alive(l.helloPID, l.helloStart)
+	l.posted = 0
+	for l.posted < l.page.RingHead() && l.page.Completion(l.posted+1) != wire.StatusNone {
+		l.posted++
+	}
+	if head := l.page.RingHead(); head > wire.DescriptorCount && l.posted < head-wire.DescriptorCount {
+		l.posted = head - wire.DescriptorCount
+	}
+	if identity.SegmentBytes == 0 {
+		if !alive {
+			l.helloPID, l.helloStart = 0, 0
+		}
+		return nil
+	}
+	var err error
+	if l.segment, err = wire.OpenRegion(paths.Shared(index, l.who.Incarnation, "seg"), true); err != nil {
+		return fmt.Errorf("take over the segment: %w", err)
+	}
+	if l.board, err = wire.OpenRegion(paths.Shared(index, l.who.Incarnation, "board"), true); err != nil {
+		return fmt.Errorf("take over the board: %w", err)
+	}
+	l.ring = int64(len(l.segment.Bytes())) - ringBytes
+	if alive {
+		l.trainer = &trainerProcess{pid: l.helloPID, start: l.helloStart}
+	}
+	return nil
+}
+
+// openSlab maps the slab once the layout of the state is known, if the life has one.
+func (l *life) openSlab(paths Paths, index int, layout []phalanx.TensorInfo) error {
+	if l.slabs != nil || len(layout) == 0 {
+		return nil
+	}
+	place, err := wire.LayoutSlab(layout)
+	if err != nil {
+		return err
+	}
+	r, err := wire.OpenRegion(paths.Shared(index, l.who.Incarnation, "slab"), true)
+	if err != nil {
+		return fmt.Errorf("take over the slab: %w", err)
+	}
+	s, err := wire.NewSlab(r.Bytes(), place)
+	if err != nil {
+		_ = r.Unmap()
+		return err
+	}
+	l.slab, l.slabs, l.layout = r, s, layout
+	return nil
+}
+
+// outfit makes the shared memory that a trainer's hello asks for.
+func (l *life) outfit(paths Paths, index int, hello *wire.Hello) (err error) {
+	place, err := wire.LayoutSlab(hello.State)
+	if err != nil {
+		return err
+	}
+	n := l.who.Incarnation
+	l.ring = (hello.SegmentBytes + 4095) &^ 4095
+	digests := (int64(len(hello.State))*digestSize + 4095) &^ 4095
+	if l.segment, err = wire.CreateRegion(paths.Shared(index, n, "seg"), l.ring+digests+ringBytes); err != nil {
+		return err
+	}
+	l.ring = int64(len(l.segment.Bytes())) - ringBytes
+	if l.board, err = wire.CreateRegion(paths.Shared(index, n, "board"), host.BoardBytes); err != nil {
+		return err
+	}
+	if l.slab, err = wire.CreateRegion(paths.Shared(index, n, "slab"), place.Total); err != nil {
+		return err
+	}
+	if l.slabs, err = wire.NewSlab(l.slab.Bytes(), place); err != nil {
+		return err
+	}
+	l.layout = hello.State
+	spec := hello.Spec
+	l.spec = &spec
+	l.helloPID, l.helloStart = hello.PID, hello.Start
+	return nil
+}
+
+// digestOffset is where the expected digests of a heal lie in the segment.
+func (l *life) digestOffset() int64 {
+	return l.ring - (int64(len(l.layout))*digestSize+4095)&^4095
+}
+
+// serveSlot and fillSlot are the places of the rings in the segment.
+func (l *life) serveSlot(i int) int64 { return l.ring + int64(i)*ringChunk }
+func (l *life) fillSlot(i int) int64  { return l.ring + int64(wire.ServeCount+i)*ringChunk }
+
+// identify writes who the page belongs to now.
+func (l *life) identify(index int, leaving bool) {
+	boot0, boot1 := bootWords()
+	v := wire.Identity{Member: l.who.Member, Incarnation: l.who.Incarnation, Boot0: boot0, Boot1: boot1, Index: index, TrainerPID: l.helloPID, TrainerStart: l.helloStart}
+	v.DaemonPID, v.DaemonStart = selfProcess()
+	if l.segment != nil {
+		v.SegmentBytes = int64(len(l.segment.Bytes()))
+	}
+	if l.slab != nil {
+		v.SlabBytes = int64(len(l.slab.Bytes()))
+	}
+	if leaving {
+		v.State = wire.LifeLeaving
+	}
+	l.page.WriteIdentity(v)
+}
+
+// promises is what the page says to a daemon that adopts it.
+func (l *life) promises() elastic.Page {
+	var p elastic.Page
+	if v, n := l.page.ReadSealed(); n > 0 {
+		p.Sealed = v.Generation
+	}
+	if v, n := l.page.ReadVote(); n > 0 {
+		p.Vote = elastic.Vote{Generation: v.Generation, Step: v.Step, OK: v.OK, Digest: v.Digest}
+	}
+	if v, n := l.page.ReadRefusal(); n > 0 {
+		p.Refused = elastic.Vote{Generation: v.Generation, Step: v.Step}
+	}
+	if v, n := l.page.ReadCommit(); n > 0 {
+		p.Told = elastic.WriteCommit{Generation: v.Generation, Step: v.Step}
+	}
+	return p
+}
+
+// readTrainer is what the page says about the trainer. Fields of another trainer's are void.
+func (l *life) readTrainer() elastic.Trainer {
+	var t elastic.Trainer
+	if l.helloPID == 0 || l.died != nil {
+		return t
+	}
+	t.Trainer = true
+	applied, n := l.page.ReadApplied()
+	applying, _ := l.page.ReadApplying()
+	healing, _ := l.page.ReadHealing()
+	if n > 0 && applied.TrainerStart == l.helloStart {
+		t.Label = applied.Label()
+		t.Holds = applied.Valid && !(healing.On && healing.TrainerStart == l.helloStart)
+	}
+	if !t.Holds {
+		t.Label = phalanx.Label{}
+	}
+	if applying.TrainerStart == l.helloStart {
+		t.Applying = applying.Step
+	}
+	if g, n := l.page.ReadGradient(); n > 0 && g.TrainerStart == l.helloStart {
+		t.Gradient = elastic.Gradient{Generation: g.Generation, Step: g.Step, Digest: g.Digest, Coordinate: g.Coordinate}
+	}
+	if v, n := l.page.ReadVoteRequest(); n > 0 && v.TrainerStart == l.helloStart {
+		t.Request = elastic.Vote{Generation: v.Generation, Step: v.Step, OK: v.OK, Digest: v.Digest}
+	}
+	if h, n := l.page.ReadHealResult(); n > 0 {
+		t.Healed = elastic.HealResult{Generation: h.Generation, OK: h.OK}
+	}
+	return t
+}
+
+// slabLabels are the states that the slab holds whole.
+func (l *life) slabLabels() []phalanx.Label {
+	if l.slabs == nil {
+		return nil
+	}
+	h, n := l.slabs.ReadHeader()
+	if n == 0 || h.State != wire.SlabStateFull || h.LayoutHash != l.slabs.Layout().Hash {
+		return nil
+	}
+	return []phalanx.Label{h.Label()}
+}
+
+// unmap lets the shared memory go. The files stay until the log calls the incarnation gone.
+func (l *life) unmap() error {
+	var errs []error
+	for _, r := range []*wire.Region{l.segment, l.slab, l.board} {
+		if r != nil {
+			errs = append(errs, r.Unmap())
+		}
+	}
+	l.segment, l.slab, l.board, l.slabs = nil, nil, nil, nil
+	errs = append(errs, l.page.Unmap())
+	return errors.Join(errs...)
+}
+
+// bootWords is the kernel's boot id as two words.
+func bootWords() (uint64, uint64) {
+	text := strings.ReplaceAll(membership.BootID(), "-", "")
+	var b [16]byte
+	for i := 0; i+1 < len(text) && i/2 < 16; i += 2 {
+		var v byte
+		_, _ = fmt.Sscanf(text[i:i+2], "%02x", &v)
+		b[i/2] = v
+	}
+	return binary.BigEndian.Uint64(b[:8]), binary.BigEndian.Uint64(b[8:])
+}

@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"phalanx"
+)
+
+// Paths names the files of one host's part of a job.
+type Paths struct {
+	Dir   string
+	shm   string
+	place string // names this directory's files in shared memory
+}
+
+// NewPaths names the files below dir. dir must be absolute.
+func NewPaths(dir, shm string) Paths {
+	if shm == "" {
+		shm = "/dev/shm"
+	}
+	if real, err := filepath.EvalSymlinks(dir); err == nil {
+		dir = real
+	}
+	sum := sha256.Sum256([]byte(dir))
+	return Paths{dir, shm, hex.EncodeToString(sum[:6])}
+}
+
+// Member is the directory of the member with a local index.
+func (p Paths) Member(index int) string { return filepath.Join(p.Dir, "members", strconv.Itoa(index)) }
+
+// Outcome is where a daemon leaves how it ended.
+func (p Paths) Outcome(index int) string { return filepath.Join(p.Member(index), "outcome.json") }
+
+// DaemonFile is where a living daemon says how to reach it.
+func (p Paths) DaemonFile(index int) string { return filepath.Join(p.Member(index), "daemon.json") }
+
+// Socket is the member's unix socket. Its length is bounded by the kernel, so deep directories use a short one.
+func (p Paths) Socket(index int) string {
+	s := filepath.Join(p.Member(index), "sock")
+	if len(s) < 100 {
+		return s
+	}
+	return filepath.Join(os.TempDir(), fmt.Sprintf("phalanx.%s.%d.sock", p.place, index))
+}
+
+// TrainerLog is the output of one life of a member's trainer.
+func (p Paths) TrainerLog(i phalanx.Incarnate) string {
+	return filepath.Join(p.Dir, "log", fmt.Sprintf("%s.%d.log", i.Member.FileName(), i.Incarnation))
+}
+
+// Bells is the bells file of this host's members.
+func (p Paths) Bells() string { return filepath.Join(p.shm, "phalanx."+p.place+".bells") }
+
+// Shared is a file in shared memory of one life of a member: kind is page, seg, slab or board.
+func (p Paths) Shared(index int, n phalanx.Incarnation, kind string) string {
+	return filepath.Join(p.shm, fmt.Sprintf("phalanx.%s.%d.%d.%s", p.place, index, n, kind))
+}
+
+// Lives lists the incarnations of which a page exists for the member with a local index, ascending.
+func (p Paths) Lives(index int) []phalanx.Incarnation {
+	names, _ := filepath.Glob(filepath.Join(p.shm, fmt.Sprintf("phalanx.%s.%d.*.page", p.place, index)))
+	var out []phalanx.Incarnation
+	for _, n := range names {
+		parts := strings.Split(filepath.Base(n), ".")
+		if v, err := strconv.ParseUint(parts[len(parts)-2], 10, 64); err == nil {
+			out = append(out, phalanx.Incarnation(v))
+		}
+	}
+	sortIncarnations(out)
+	return out
+}
+
+// Remove unlinks every file in shared memory of one life. Files are never truncated: others may still map them.
+func (p Paths) Remove(index int, n phalanx.Incarnation) {
+	for _, kind := range []string{"seg", "slab", "board", "page"} {
+		_ = os.Remove(p.Shared(index, n, kind)) // gone already is as good
+	}
+}

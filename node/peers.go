@@ -1,0 +1,261 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"context"
+	"crypto/tls"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"sync"
+	"time"
+
+	"phalanx"
+	"phalanx/collective/host"
+	"phalanx/elastic"
+	"phalanx/membership"
+)
+
+// peerLinks are the connections to daemons on other hosts: votes on one, collectives on another, so that bulk bytes never
+// delay a vote. They outlive generations: survivors form with the connections that they have.
+type peerLinks struct {
+	d       *Daemon
+	serving *serving
+	http    *http.Client
+
+	mu     sync.Mutex
+	votes  map[phalanx.MemberID]*voteLink
+	data   map[phalanx.MemberID]*dataLink
+	fresh  chan struct{} // closed and replaced when a data link was accepted
+	closed bool
+
+	// The loop's own: the newest vote heard from each member, to be counted again in a generation that is read later.
+	heard map[phalanx.MemberID]peerVote
+}
+
+type peerVote struct {
+	Who  phalanx.Incarnate `json:"who"`
+	Vote elastic.Vote      `json:"vote"`
+}
+
+// voteLink sends votes to one daemon. The newest vote is sent again on a new connection: sending is idempotent.
+type voteLink struct {
+	wake chan struct{} // 1: only "there is a newer vote" matters
+	mu   sync.Mutex
+	last *peerVote
+}
+
+type dataLink struct {
+	life phalanx.Incarnation // 0: any
+	link *host.Link
+}
+
+func newPeerLinks(d *Daemon) *peerLinks {
+	return &peerLinks{d: d, serving: newServing(d), http: d.apiClient(), votes: map[phalanx.MemberID]*voteLink{}, data: map[phalanx.MemberID]*dataLink{},
+		fresh: make(chan struct{}), heard: map[phalanx.MemberID]peerVote{}}
+}
+
+func (p *peerLinks) close() {
+	p.mu.Lock()
+	p.closed = true
+	links := p.data
+	p.data = map[phalanx.MemberID]*dataLink{}
+	p.mu.Unlock()
+	for _, l := range links {
+		_ = l.link.Close()
+	}
+	p.http.CloseIdleConnections()
+}
+
+// sendVote publishes a vote to the world's members on other hosts.
+func (p *peerLinks) sendVote(who phalanx.Incarnate, v elastic.Vote) {
+	for _, seat := range p.d.state.World.Seats {
+		if seat.Member.Host() != p.d.cfg.Host {
+			p.voteLink(seat.Member).send(peerVote{who, v})
+		}
+	}
+}
+
+func (l *voteLink) send(v peerVote) {
+	l.mu.Lock()
+	l.last = &v
+	l.mu.Unlock()
+	select {
+	case l.wake <- struct{}{}:
+	default:
+	}
+}
+
+func (p *peerLinks) voteLink(id phalanx.MemberID) *voteLink {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	l := p.votes[id]
+	if l == nil {
+		l = &voteLink{wake: make(chan struct{}, 1)}
+		p.votes[id] = l
+		p.d.ends.Go(func() { p.sendVotes(id, l) })
+	}
+	return l
+}
+
+// sendVotes keeps a connection to one daemon and writes the newest vote to it, until the daemon ends.
+func (p *peerLinks) sendVotes(id phalanx.MemberID, l *voteLink) {
+	d := p.d
+	for d.ctx.Err() == nil {
+		peer, ok := d.roster.peer(id)
+		var conn *tls.Conn
+		err := errors.New("no address")
+		if ok {
+			ctx, cancel := context.WithTimeout(d.ctx, time.Second)
+			conn, err = d.listener.Dial(ctx, peer.Addr, ProtoPeer)
+			cancel()
+		}
+		if err != nil {
+			select {
+			case <-time.After(50 * time.Millisecond):
+			case <-d.ctx.Done():
+			}
+			continue
+		}
+		p.pumpVotes(conn, l)
+		conn.Close()
+	}
+}
+
+func (p *peerLinks) pumpVotes(conn *tls.Conn, l *voteLink) {
+	_ = membership.SetUserTimeout(conn, 2*time.Second)
+	broken := make(chan struct{})
+	go func() { // ends with the connection: the other end sends nothing
+		defer close(broken)
+		_, _ = conn.Read(make([]byte, 1))
+	}()
+	defer func() { conn.Close(); <-broken }()
+	enc := json.NewEncoder(conn)
+	for {
+		l.mu.Lock()
+		v := l.last
+		l.mu.Unlock()
+		if v != nil {
+			_ = conn.SetWriteDeadline(time.Now().Add(2 * time.Second))
+			if enc.Encode(v) != nil {
+				return
+			}
+		}
+		select {
+		case <-l.wake:
+		case <-broken:
+			return
+		case <-p.d.ctx.Done():
+			return
+		}
+	}
+}
+
+// accept takes connections of other daemons.
+func (p *peerLinks) accept(l net.Listener, protocol string) {
+	for {
+		c, err := l.Accept()
+		if err != nil {
+			return
+		}
+		id := memberOf(c)
+		if protocol == ProtoData {
+			p.takeData(id, c)
+			continue
+		}
+		p.d.ends.Go(func() { p.readVotes(id, c) })
+	}
+}
+
+func (p *peerLinks) readVotes(id phalanx.MemberID, c net.Conn) {
+	defer c.Close()
+	stop := context.AfterFunc(p.d.ctx, func() { c.Close() })
+	defer stop()
+	dec := json.NewDecoder(c)
+	for {
+		var v peerVote
+		if dec.Decode(&v) != nil || v.Who.Member != id { // nobody speaks for another
+			return
+		}
+		p.d.post(func() {
+			p.heard[id] = v
+			if p.d.life != nil && p.d.life.machine != nil {
+				p.d.peerVoted(v.Who, v.Vote)
+			}
+		})
+	}
+}
+
+// replayVotes counts the newest votes heard in a generation that was read after they came.
+func (p *peerLinks) replayVotes() {
+	for _, v := range p.heard {
+		p.d.peerVoted(v.Who, v.Vote)
+	}
+}
+
+func (p *peerLinks) takeData(id phalanx.MemberID, c net.Conn) {
+	_ = membership.SetUserTimeout(c, 5*time.Second)
+	link := host.NewLink(c, p.d.log)
+	p.mu.Lock()
+	old := p.data[id]
+	closed := p.closed
+	if !closed {
+		p.data[id] = &dataLink{link: link}
+		close(p.fresh)
+		p.fresh = make(chan struct{})
+	}
+	p.mu.Unlock()
+	if closed {
+		_ = link.Close()
+	}
+	if old != nil {
+		p.d.ends.Go(func() { _ = old.link.Close() })
+	}
+}
+
+// dataLink returns the connection for collectives with a member. One side dials, so that both use the same one.
+func (p *peerLinks) dataLink(who phalanx.Incarnate, dial bool) (*host.Link, error) {
+	deadline := time.NewTimer(3 * time.Second)
+	defer deadline.Stop()
+	for {
+		p.mu.Lock()
+		have, fresh := p.data[who.Member], p.fresh
+		p.mu.Unlock()
+		if have != nil && have.link.Err() == nil {
+			return have.link, nil
+		}
+		if dial {
+			return p.dialData(who)
+		}
+		select {
+		case <-fresh:
+		case <-deadline.C:
+			return nil, fmt.Errorf("%s did not connect within 3 s", who.Member)
+		case <-p.d.ctx.Done():
+			return nil, p.d.ctx.Err()
+		}
+	}
+}
+
+func (p *peerLinks) dialData(who phalanx.Incarnate) (*host.Link, error) {
+	peer, ok := p.d.roster.peer(who.Member)
+	if !ok {
+		return nil, fmt.Errorf("the address of %s is not known", who.Member)
+	}
+	ctx, cancel := context.WithTimeout(p.d.ctx, 3*time.Second)
+	defer cancel()
+	c, err := p.d.listener.Dial(ctx, peer.Addr, ProtoData)
+	if err != nil {
+		return nil, err
+	}
+	p.takeData(who.Member, c)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if have := p.data[who.Member]; have != nil {
+		return have.link, nil
+	}
+	return nil, net.ErrClosed
+}

@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"time"
+
+	"phalanx"
+)
+
+// sendReport tells the leader what this member is now.
+func (d *Daemon) sendReport(now time.Time) {
+	l := d.life
+	if l == nil || l.machine == nil {
+		return
+	}
+	d.reported = now
+	m := l.machine
+	r := &Report{
+		Incarnate: l.who, Seq: d.state.Seq, Generation: d.state.World.Generation, Local: m.State().String(),
+		Ready: l.helloPID != 0 && l.died == nil && d.failed == "", Possession: l.seen.Possession, Slabs: d.saver.slabs(),
+		Sealed: m.Sealed(), Refused: m.Refusal(), Voted: m.NewestVote(), Failed: d.failed, Leaving: d.leaving,
+		Finished: l.finished, Digest: l.digest, Siblings: d.siblingReports(now), Niced: d.niced,
+	}
+	r.TrainerPID = l.helloPID
+	if l.trainer != nil && r.TrainerPID == 0 {
+		r.TrainerPID = l.trainer.pid
+	}
+	if d.state.Spec == nil && l.spec != nil {
+		r.Spec, r.State = l.spec, l.layout
+	}
+	if d.heal != nil {
+		r.Healed, r.HealTotal, r.HealRate = d.heal.bytes.Load(), d.heal.total, d.heal.rate()
+	}
+	r.StepNS = int64(d.steps.slowest())
+	r.Evidence = d.reportedEvidence(now)
+	if d.plain != nil {
+		r.Plain = d.plain.rendezvous
+	}
+	d.sendUp(&Message{Report: r})
+}
+
+// reportedEvidence is what this member says against itself and others in the current generation.
+func (d *Daemon) reportedEvidence(now time.Time) []phalanx.Evidence {
+	var out []phalanx.Evidence
+	l := d.life
+	if l.died != nil && !l.finished {
+		out = append(out, *l.died)
+	}
+	if e := d.trainerTrouble(now); e != nil {
+		out = append(out, *e)
+	}
+	out = append(out, d.evidence...)
+	if d.failed != "" {
+		out = append(out, phalanx.Evidence{Kind: phalanx.TrainerExited, About: l.who, Source: d.me(), UnixNS: now.UnixNano(), Detail: d.failed})
+	}
+	return out
+}

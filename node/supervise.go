@@ -1,0 +1,255 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"time"
+
+	"phalanx"
+	"phalanx/client/wire"
+	"phalanx/elastic"
+	"phalanx/membership"
+)
+
+// trainerKey names the own trainer in ProcWatch.
+type trainerKey struct{ who phalanx.Incarnate }
+
+// ensureTrainer starts the trainer of the present life if it has none and may have one, or begins the next life once an
+// entry has removed this one. A trainer that died is never replaced inside its incarnation.
+func (d *Daemon) ensureTrainer() {
+	l := d.life
+	if l == nil || d.failed != "" || d.outcome != nil || d.starting || d.stopWhy != "" || d.leaving || d.plain != nil {
+		return
+	}
+	if l.died != nil || l.machine == nil {
+		m := d.state.Member(d.me())
+		if m != nil && m.Incarnation == l.who.Incarnation && m.State != elastic.Gone {
+			return // the log still counts on this life: its promises are asked for
+		}
+		if err := d.newIncarnation(); err != nil {
+			d.giveUp(err.Error())
+			return
+		}
+		l = d.life
+	}
+	if l.trainer != nil || l.helloPID != 0 {
+		return
+	}
+	next, wait, err := d.restart.Next()
+	if err != nil {
+		d.giveUp(err.Error() + d.lastWords(l.who.Incarnation-1))
+		return
+	}
+	d.restart, d.starting = next, true
+	d.ends.Go(func() {
+		select {
+		case <-time.After(wait):
+		case <-d.ctx.Done():
+			return
+		}
+		bad := healthCheck(d.ctx, d.cfg.Health, time.Minute)
+		d.post(func() { d.launch(l, bad) })
+	})
+}
+
+func (d *Daemon) lastWords(n phalanx.Incarnation) string {
+	if line := lastLine(d.paths.TrainerLog(phalanx.Incarnate{Member: d.me(), Incarnation: n})); line != "" {
+		return ": " + line
+	}
+	return ""
+}
+
+// launch starts the trainer.
+func (d *Daemon) launch(l *life, bad error) {
+	d.starting = false
+	if l != d.life || l.trainer != nil || d.outcome != nil {
+		return
+	}
+	if bad != nil {
+		d.giveUp(bad.Error())
+		return
+	}
+	who := l.who
+	t, err := startTrainer(&d.cfg, d.paths, who, d.trainerEnv(), func(how string, code int) {
+		d.post(func() { d.trainerEnded(who, how, code, time.Now()) })
+	})
+	if err != nil {
+		d.giveUp(err.Error())
+		return
+	}
+	l.trainer, l.startedAt, l.lastMove = t, time.Now(), time.Now()
+	d.log.Info("trainer started", "incarnation", uint64(who.Incarnation), "pid", t.pid)
+}
+
+// trainerEnv is torchrun's environment as far as it is known before the first world, and the way to the daemon.
+func (d *Daemon) trainerEnv() []string {
+	i := strconv.Itoa(d.cfg.Index)
+	return []string{
+		"PHALANX_SOCKET=" + d.paths.Socket(d.cfg.Index), "PHALANX_JOB=" + d.cfg.Job, "PHALANX_MEMBER=" + string(d.me()),
+		"LOCAL_RANK=" + i, "RANK=" + i, "LOCAL_WORLD_SIZE=" + strconv.Itoa(d.cfg.LocalSize), "WORLD_SIZE=" + strconv.Itoa(d.cfg.Policy.Want),
+		"OMP_NUM_THREADS=1", "MKL_CBWR=COMPATIBLE", "OPENBLAS_NUM_THREADS=1", "MKL_NUM_THREADS=1", "CUBLAS_WORKSPACE_CONFIG=:4096:8",
+	}
+}
+
+// giveUp keeps the member out with a reason. The daemon stays: it may vote in Raft and its page keeps its promises.
+func (d *Daemon) giveUp(why string) {
+	d.failed, d.dirty = why, true
+	d.log.Error("the trainer is not started any more", "reason", why)
+}
+
+// hello answers the trainer's one request over the socket.
+func (d *Daemon) hello(h *wire.Hello) (*wire.Welcome, *wire.Error) {
+	l := d.life
+	switch {
+	case l == nil || l.died != nil:
+		return nil, &wire.Error{Message: "this incarnation has ended", Hint: "exit; a new trainer is started", Code: wire.CodeFenced}
+	case l.helloPID != 0 && membership.Alive(l.helloPID, l.helloStart):
+		return nil, &wire.Error{Message: fmt.Sprintf("member %s has a trainer, pid %d", d.me(), l.helloPID), Hint: "one trainer per daemon", Code: wire.CodeBusy}
+	case h.ProtocolMax < wire.Protocol || h.ProtocolMin > wire.Protocol:
+		return nil, &wire.Error{Message: fmt.Sprintf("client speaks protocol %d to %d, the daemon %d", h.ProtocolMin, h.ProtocolMax, wire.Protocol), Hint: "use client and daemon of one release", Code: wire.CodeProtocol}
+	}
+	if err := h.Spec.Validate(); err != nil {
+		return nil, d.refuse(err.Error())
+	}
+	if s := d.state.Spec; s != nil {
+		if diff := s.Diff(h.Spec); diff != "" {
+			return nil, d.refuse("the trainer asks for another job: " + diff)
+		}
+		if !slices.EqualFunc(d.state.State, h.State, sameTensor) {
+			return nil, d.refuse("the trainer registers another state than the job has")
+		}
+	}
+	if err := l.outfit(d.paths, d.cfg.Index, h); err != nil {
+		return nil, &wire.Error{Message: err.Error(), Hint: "free shared memory", Code: wire.CodeNoSpace}
+	}
+	l.identify(d.cfg.Index, false)
+	if err := d.procs.Watch(h.PID, h.Start, trainerKey{l.who}); err != nil {
+		d.log.Warn("the trainer is not watched by pidfd", "error", err)
+	}
+	l.lastMove = time.Now()
+	d.dirty = true
+	n := l.who.Incarnation
+	return &wire.Welcome{
+		Member: d.me(), Incarnation: n, Page: d.paths.Shared(d.cfg.Index, n, "page"), Bells: d.paths.Bells(),
+		DaemonBell: 2 * d.cfg.Index, TrainerBell: 2*d.cfg.Index + 1, Segment: d.paths.Shared(d.cfg.Index, n, "seg"), SegmentBytes: int64(len(l.segment.Bytes())),
+		Slab: d.paths.Shared(d.cfg.Index, n, "slab"), SlabBytes: int64(len(l.slab.Bytes())), Protocol: wire.Protocol, Spec: h.Spec,
+	}, nil
+}
+
+func sameTensor(a, b phalanx.TensorInfo) bool {
+	return a.Name == b.Name && a.DType == b.DType && slices.Equal(a.Shape, b.Shape)
+}
+
+// refuse keeps a trainer with another job out for good: a restart would not change it.
+func (d *Daemon) refuse(why string) *wire.Error {
+	d.giveUp(why)
+	return &wire.Error{Message: why, Hint: "start it with the job's own arguments, or a new job in another --dir", Code: wire.CodeSpecDiffers}
+}
+
+// trainerEnded notes the end of the trainer of a life. It is called by wait(2), by pidfd, or by both.
+func (d *Daemon) trainerEnded(who phalanx.Incarnate, how string, code int, at time.Time) {
+	l := d.life
+	if l == nil || l.who != who || d.plain != nil {
+		if d.plain != nil {
+			d.plain.exited(how, code)
+		}
+		return
+	}
+	if l.died != nil {
+		if l.died.Detail == "its process has ended" {
+			l.died.Detail = how
+		}
+		return
+	}
+	d.scan() // what it wrote last counts
+	if l.finished {
+		l.trainer = nil
+		return
+	}
+	if code == 0 {
+		how = "exited 0 before the last step"
+	}
+	if code >= 0 && l.helloPID == 0 {
+		how += " before its hello" + d.lastWords(who.Incarnation)
+	} else if code > 0 && code < 128 {
+		how += d.lastWords(who.Incarnation)
+	}
+	if code == CodePreempted {
+		d.leaving = true
+	}
+	d.noteTrainerDeath(how, at)
+	if l.trainer != nil {
+		l.trainer.kill() // what it forked goes with it
+		l.trainer = nil
+	}
+	d.run(l.machine.Step(elastic.Seen{Trainer: l.readTrainer()}))
+	l.seen = elastic.Trainer{}
+	d.log.Info("trainer ended", "incarnation", uint64(who.Incarnation), "how", how)
+	d.dirty = true
+	d.ensureTrainer()
+}
+
+// noteTrainerDeath writes down why the trainer is gone and which slot it was computing.
+func (d *Daemon) noteTrainerDeath(how string, at time.Time) {
+	l := d.life
+	e := &phalanx.Evidence{Kind: phalanx.TrainerExited, About: l.who, Source: d.me(), UnixNS: at.UnixNano(), Detail: how}
+	if w, n := l.page.ReadWork(); n > 0 && w.On && w.TrainerStart == l.helloStart && l.helloStart != 0 {
+		e.Working, e.Step, e.Slot = true, w.Step, w.Slot
+	}
+	l.died = e
+}
+
+// watchTrainer finds stalls and hangs.
+func (d *Daemon) watchTrainer(now time.Time) {
+	l := d.life
+	if l == nil || l.trainer == nil || l.died != nil {
+		return
+	}
+	if l.helloPID == 0 {
+		if d.cfg.Start > 0 && now.Sub(l.startedAt) > d.cfg.Start {
+			l.trainer.kill()
+			d.giveUp(fmt.Sprintf("the trainer said no hello within %s (--start-timeout); if it does not use the Phalanx client, run it with --plain", d.cfg.Start))
+		}
+		return
+	}
+	if st, err := membership.ReadStat(l.helloPID); err == nil && st.Start == l.helloStart {
+		l.stopped = l.stopped.Sample(now, st.State, st.UserTicks+st.SysTicks)
+	}
+	p, n := l.page.ReadProgress()
+	if n != 0 && (p.Counter != l.progress) {
+		l.progress, l.lastMove = p.Counter, now
+	}
+}
+
+// trainerTrouble is evidence against the living trainer: stopped for longer than a stall may last, or hung.
+func (d *Daemon) trainerTrouble(now time.Time) *phalanx.Evidence {
+	l := d.life
+	if l == nil || l.died != nil || l.helloPID == 0 || d.life.finished {
+		return nil
+	}
+	e := phalanx.Evidence{About: l.who, Source: d.me(), UnixNS: now.UnixNano()}
+	if s := l.stopped.For(now); s > stallAfter {
+		e.Kind, e.Detail = phalanx.Stalled, fmt.Sprintf("its trainer has been stopped for %.1f s", s.Seconds())
+		return &e
+	}
+	p, n := l.page.ReadProgress()
+	computing := n > 0 && (p.Phase == wire.PhaseCompute || p.Phase == wire.PhaseApply)
+	if silence := now.Sub(l.lastMove); computing && d.cfg.Hang > 0 && silence > d.hangDeadline() {
+		e.Kind, e.Step, e.Detail = phalanx.Hung, p.Step, fmt.Sprintf("no progress for %.1f s in %s of step %d", silence.Seconds(), p.Phase, p.Step)
+		return &e
+	}
+	return nil
+}
+
+// hangDeadline is the stated default until 100 steps are measured, then thirty times the slowest of the newest steps, within
+// a second and the default.
+func (d *Daemon) hangDeadline() time.Duration {
+	if d.steps.count < 100 {
+		return d.cfg.Hang
+	}
+	slowest := slices.Max(d.steps.last[:min(d.steps.count, len(d.steps.last))])
+	return min(max(30*slowest, 10*time.Second), d.cfg.Hang)
+}

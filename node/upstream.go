@@ -1,0 +1,332 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"time"
+
+	"phalanx"
+	"phalanx/client/wire"
+	"phalanx/elastic"
+	"phalanx/membership"
+)
+
+// upstream is this member's stream to the leader. Its goroutine dials, reads and applies entries to a copy of its own; the
+// loop sends through a bounded queue. When this daemon leads itself, nothing is dialled.
+type upstream struct {
+	d     *Daemon
+	queue chan *Message // 256: more means that the leader does not read; the stream is then broken and begun anew
+	kick  chan struct{} // 1: look for the leader again, now
+
+	// The loop's own.
+	connected bool
+	leader    phalanx.MemberID
+}
+
+func startUpstream(d *Daemon) *upstream {
+	u := &upstream{d: d, queue: make(chan *Message, 256), kick: make(chan struct{}, 1)}
+	d.ends.Go(u.follow)
+	return u
+}
+
+// sendUp sends a message to the leader, or hands it to the own arbiter. Reports that find no leader are dropped: the next
+// one says the same, and what must arrive is asked for again by the next leader.
+func (d *Daemon) sendUp(m *Message) {
+	if d.lead != nil {
+		d.lead.fromMember(d.life.who.Member, m)
+		return
+	}
+	if d.up == nil || !d.up.connected {
+		return
+	}
+	select {
+	case d.up.queue <- m:
+	default:
+		d.log.Warn("the leader does not read; dropping a message")
+	}
+}
+
+func (u *upstream) hasten() {
+	select {
+	case u.kick <- struct{}{}:
+	default:
+	}
+}
+
+// follow finds the leader and stays with it, until the daemon ends.
+func (u *upstream) follow() {
+	d := u.d
+	hint := ""
+	for d.ctx.Err() == nil {
+		if d.raft.IsLeader() {
+			hint = ""
+			u.pause(100 * time.Millisecond)
+			continue
+		}
+		next, err := u.attempt(hint)
+		if err != nil && d.ctx.Err() == nil {
+			d.log.Debug("no stream to a leader", "error", err)
+		}
+		if next != "" && next != hint {
+			hint = next
+			continue
+		}
+		hint = ""
+		u.pause(20*time.Millisecond + rand.N(30*time.Millisecond))
+	}
+}
+
+func (u *upstream) pause(t time.Duration) {
+	select {
+	case <-time.After(t):
+	case <-u.kick:
+	case <-u.d.ctx.Done():
+	}
+}
+
+// attempt tries the leader that Raft or a hint names, then everyone. It returns where somebody said the leader is.
+func (u *upstream) attempt(hint string) (string, error) {
+	d := u.d
+	var tried []string
+	if hint != "" {
+		tried = append(tried, hint)
+	} else if _, addr, ok := d.raft.Leader(); ok && addr != "" && addr != d.addr() {
+		tried = append(tried, addr)
+	} else {
+		tried = d.roster.addrs(d.cfg.LocalSize)
+	}
+	var errs []error
+	for _, addr := range tried {
+		next, err := u.stream(addr)
+		if err == nil || next != "" {
+			return next, err
+		}
+		errs = append(errs, err)
+		if d.raft.IsLeader() || d.ctx.Err() != nil {
+			break
+		}
+	}
+	return "", errors.Join(errs...)
+}
+
+// stream opens one stream and serves it until it ends.
+func (u *upstream) stream(addr string) (next string, err error) {
+	d := u.d
+	ctx, cancel := context.WithTimeout(d.ctx, 2*time.Second)
+	defer cancel()
+	conn, err := d.listener.Dial(ctx, addr, ProtoStream)
+	if err != nil {
+		return "", err
+	}
+	defer conn.Close()
+	stop := context.AfterFunc(d.ctx, func() { conn.Close() })
+	defer stop()
+	if err := membership.SetUserTimeout(conn, 2*time.Second); err != nil {
+		d.log.Debug("no user timeout", "error", err)
+	}
+	local := d.replica.state.Load()
+	hello := make(chan Peer, 1) // 1: the loop answers once
+	d.post(func() {
+		if d.state.Seq > local.Seq {
+			local = d.state
+		}
+		p := d.self()
+		p.Incarnation = d.life.who.Incarnation
+		hello <- p
+	})
+	var me Peer
+	select {
+	case me = <-hello:
+	case <-d.ctx.Done():
+		return "", d.ctx.Err()
+	}
+	_ = conn.SetDeadline(time.Now().Add(2 * time.Second))
+	if err := writeMessage(conn, &Message{Hello: &StreamHello{Job: d.tag, ProtocolMin: ProtocolVersion, ProtocolMax: ProtocolVersion, Peer: me, From: local.Seq}}); err != nil {
+		return "", err
+	}
+	m, err := readMessage(conn)
+	if err != nil {
+		return "", err
+	}
+	w := m.Welcome
+	switch {
+	case w == nil:
+		return "", fmt.Errorf("stream to %s: no welcome", addr)
+	case w.Refused != "":
+		d.post(func() { d.refusedByLeader(w.Refused) })
+		return "", fmt.Errorf("stream to %s: %s", addr, w.Refused)
+	case !w.Leading:
+		if len(w.Roster) > 0 {
+			d.roster.learn(w.Roster)
+		}
+		return w.Leader, nil
+	}
+	_ = conn.SetDeadline(time.Time{})
+	return "", u.serve(conn, local)
+}
+
+// serve exchanges messages with the leader until the stream breaks.
+func (u *upstream) serve(conn *tls.Conn, local *elastic.State) error {
+	d := u.d
+	leader := memberOf(conn)
+	for len(u.queue) > 0 {
+		<-u.queue // of an earlier stream
+	}
+	d.post(func() {
+		u.connected, u.leader = true, leader
+		d.asked = time.Time{}
+		d.sendReport(time.Now())
+		d.renewLease(time.Now())
+		d.saver.leaderChanged()
+	})
+	defer d.post(func() {
+		u.connected = false
+		if d.lead == nil {
+			d.leaderLost(leader)
+		}
+	})
+	broken := make(chan struct{})
+	done := make(chan struct{})
+	go func() { // the writer: ends with the stream
+		defer close(done)
+		for {
+			select {
+			case m := <-u.queue:
+				_ = conn.SetWriteDeadline(time.Now().Add(2 * time.Second))
+				if writeMessage(conn, m) != nil {
+					conn.Close()
+					return
+				}
+			case <-broken:
+				return
+			}
+		}
+	}()
+	defer func() { close(broken); conn.Close(); <-done }()
+	for {
+		_ = conn.SetReadDeadline(time.Now().Add(3 * time.Second)) // the leader sends something every second
+		m, err := readMessage(conn)
+		if err != nil {
+			return err
+		}
+		if local, err = u.receive(m, local); err != nil {
+			return err
+		}
+	}
+}
+
+// receive applies entries and hands the rest to the loop.
+func (u *upstream) receive(m *Message, local *elastic.State) (*elastic.State, error) {
+	d := u.d
+	if m.Snapshot != nil && m.Snapshot.State != nil && m.Snapshot.State.Seq > local.Seq {
+		local = m.Snapshot.State
+	}
+	for _, e := range m.Entries {
+		if e.Seq <= local.Seq {
+			continue
+		}
+		if e.Seq != local.Seq+1 {
+			return local, fmt.Errorf("entry %d after %d", e.Seq, local.Seq)
+		}
+		c, err := elastic.DecodeCommand(e.Command)
+		if err != nil {
+			d.cancel(err) // a command of a newer version is never skipped
+			return local, err
+		}
+		local, _ = local.Apply(c) // refused alike by everyone
+	}
+	if m.Snapshot != nil || len(m.Entries) > 0 {
+		s := local
+		d.post(func() { d.adoptState(s) })
+	}
+	if m.Seal != nil || m.Grant != nil || m.Save != nil || m.Roster != nil || m.Reply != nil {
+		d.post(func() { d.fromLeader(m) })
+	}
+	return local, nil
+}
+
+// fromLeader carries out what the leader asks for.
+func (d *Daemon) fromLeader(m *Message) {
+	switch {
+	case m.Seal != nil:
+		d.run(d.life.machine.Step(elastic.SealAsked{Generation: m.Seal.Generation, Boundary: m.Seal.Boundary}))
+	case m.Grant != nil:
+		d.grant(m.Grant)
+	case m.Save != nil:
+		d.saver.asked(m.Save)
+	case m.Roster != nil:
+		if d.roster.learn(m.Roster) {
+			if err := d.roster.save(); err != nil {
+				d.log.Warn("the roster is not kept for a restart", "error", err)
+			}
+			d.rejoinGossip()
+		}
+	case m.Reply != nil:
+		d.replied(m.Reply)
+	}
+}
+
+func (d *Daemon) rejoinGossip() {
+	if d.gossip == nil {
+		return
+	}
+	var addrs []string
+	for _, p := range d.roster.all() {
+		addrs = append(addrs, p.Addr)
+	}
+	d.gossip.Rejoin(addrs)
+}
+
+// leaderLost hastens the election when the leader's death was observed: its stream ended, and on its own host its process
+// is gone.
+func (d *Daemon) leaderLost(leader phalanx.MemberID) {
+	if leader.Host() == d.cfg.Host {
+		s := d.siblings[leader.Index()]
+		if s != nil && s.daemon && membership.Alive(s.identity.DaemonPID, s.identity.DaemonStart) {
+			return
+		}
+	}
+	d.raft.Hasten()
+	d.up.hasten()
+}
+
+func (d *Daemon) refusedByLeader(why string) {
+	if d.failed == "" {
+		d.giveUp(why)
+	}
+}
+
+// renewLease asks for a lease well before it runs out, and tells the machine when one begins or ends.
+func (d *Daemon) renewLease(now time.Time) {
+	if now.Sub(d.asked) >= leaseRenew || d.lease-wire.BoottimeNS() < int64(leaseLength/2) && now.Sub(d.asked) > 200*time.Millisecond {
+		if d.lead != nil || d.up != nil && d.up.connected {
+			d.asked = now
+			d.sendUp(&Message{Lease: &LeaseAsk{SentNS: wire.BoottimeNS()}})
+		}
+	}
+	d.setLease(now)
+}
+
+func (d *Daemon) setLease(time.Time) {
+	ok := d.lease > wire.BoottimeNS()
+	if ok != d.leaseOK && d.life != nil && d.life.machine != nil {
+		d.leaseOK = ok
+		if !ok {
+			d.log.Warn("the lease has run out: no votes until the leader renews it")
+		}
+		d.run(d.life.machine.Step(elastic.Lease{Valid: ok}))
+	}
+}
+
+func (d *Daemon) grant(g *LeaseGrant) {
+	if until := g.SentNS + g.DurationNS; until > d.lease {
+		d.lease = until
+		d.writeView()
+	}
+	d.setLease(time.Now())
+}
