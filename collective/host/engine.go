@@ -149,6 +149,30 @@ func (e *Engine) Revoke(gen phalanx.Generation) <-chan struct{} {
 	return none
 }
 
+// Waiting says what an operation waits for: for status, and as evidence of who never entered.
+type Waiting struct {
+	Group int
+	Kind  Kind
+	Seq   uint64 // of the descriptor
+	Since time.Time
+	Ranks []phalanx.Rank
+}
+
+// Waiting returns the operations that wait for other ranks, at most one for each group. An operation that got on since
+// may still be listed until it waits again or ends.
+func (e *Engine) Waiting() (all []Waiting) {
+	f := e.current.Load()
+	if f == nil {
+		return nil
+	}
+	for _, w := range f.workers {
+		if on := w.waiting.Load(); on != nil {
+			all = append(all, *on)
+		}
+	}
+	return all
+}
+
 // Close revokes whatever runs, waits for it and refuses everything later. Links stay open.
 func (e *Engine) Close() {
 	e.mu.Lock()

@@ -29,7 +29,9 @@ type worker struct {
 	foldErr error // why the group cannot sum
 	arith   *arithmetic
 	halver  *halver // made by the first operation that needs it
+	waiting atomic.Pointer[Waiting]
 
+	op     *Op // that runs, or ran last
 	stamp  uint64
 	broken error         // set once an operation failed; nothing more runs then
 	wake   chan struct{} // 1: only "look again" matters
@@ -140,6 +142,7 @@ func (w *worker) run() {
 		w.busy.Store(true)
 		err := w.execute(&t.op)
 		w.busy.Store(false)
+		w.waiting.Store(nil)
 		t.done(err)
 	}
 }
@@ -160,6 +163,7 @@ func (w *worker) end() {
 // execute runs one operation. On an error the board is cleared before the trainer hears of it, so that whoever still reads
 // the inputs will notice.
 func (w *worker) execute(op *Op) error {
+	w.op = op
 	w.advance()
 	err := w.broken
 	if err == nil {
@@ -248,7 +252,8 @@ func (w *worker) drive(step func() (state, error), missing func() []phalanx.Rank
 			} else {
 				timer.Reset(w.f.e.o.Timeout)
 			}
-			err = w.sleep(timer, missing)
+			w.waiting.Store(&Waiting{Group: w.index, Kind: w.op.Kind, Seq: w.op.Seq, Since: time.Now(), Ranks: missing()})
+			err = w.sleep(timer)
 		}
 		if len(w.locals) > 0 {
 			w.board.store(wordSleeping, 0)
@@ -259,14 +264,14 @@ func (w *worker) drive(step func() (state, error), missing func() []phalanx.Rank
 	}
 }
 
-func (w *worker) sleep(timer *time.Timer, missing func() []phalanx.Rank) error {
+func (w *worker) sleep(timer *time.Timer) error {
 	select {
 	case <-w.wake:
 		return nil
 	case <-w.f.stop:
 		return phalanx.ErrRevoked
 	case <-timer.C:
-		return fmt.Errorf("waited %s for ranks %v: %w", w.f.e.o.Timeout, missing(), ErrDeadline)
+		return fmt.Errorf("waited %s for ranks %v: %w", w.f.e.o.Timeout, w.waiting.Load().Ranks, ErrDeadline)
 	}
 }
 
