@@ -33,14 +33,19 @@ func (c *Client) Begin(ctx context.Context) (Begin, error) {
 		return Begin{}, fmt.Errorf("begin: %w", ErrTorn)
 	}
 	c.begun = Begin{}
-	c.enter(wire.PhaseBegin, c.applied.Step+1)
-	c.page.WriteBegin(wire.Begin{Waiting: true, Step: c.applied.Step + 1, SeatSequence: c.obeyed, TrainerStart: c.m.TrainerStart})
-	c.m.Daemon.Ring()
+	c.announce()
 	err := c.wait(ctx, c.obey)
 	if err != nil {
 		return Begin{}, fmt.Errorf("begin: %w", err)
 	}
 	return c.begun, nil
+}
+
+// announce says that the owner waits in Begin, for which step, and which seat it has seen there.
+func (c *Client) announce() {
+	c.enter(wire.PhaseBegin, c.applied.Step+1)
+	c.page.WriteBegin(wire.Begin{Waiting: true, Step: c.applied.Step + 1, SeatSequence: c.obeyed, TrainerStart: c.m.TrainerStart})
+	c.m.Daemon.Ring()
 }
 
 // obey does what the seat says. The daemon writes a commit before the seat that rests on it, so the seat is read first.
@@ -53,13 +58,24 @@ func (c *Client) obey() (over, again bool, err error) {
 		return false, false, fmt.Errorf("generation %s: %w", seat.Generation, ErrFenced)
 	}
 	if c.committed(seat) {
-		return false, true, c.apply()
+		if err := c.apply(); err != nil {
+			return false, false, err
+		}
+		c.announce()
+		return false, true, nil
+	}
+	if c.obeyed != sequence {
+		c.obeyed = sequence
+		c.announce()
 	}
 	switch seat.Action {
 	case wire.ActionStop:
 		return false, false, c.leave(seat)
 	case wire.ActionHeal:
 		again, err := c.healStep(seat, sequence)
+		if again {
+			c.announce()
+		}
 		return false, again, err
 	case wire.ActionPark:
 		if c.finished(seat) {
@@ -128,7 +144,7 @@ func (c *Client) take(seat wire.Seat, sequence uint64) (over bool, err error) {
 	}
 	healed := c.heal.news
 	c.heal.news = false
-	c.obeyed, c.begunSeat = sequence, seat
+	c.begunSeat = seat
 	c.begun = Begin{
 		Step: next, Generation: seat.Generation, Rank: seat.Rank, World: seat.World, GroupSize: seat.GroupSize,
 		Coordinate: seat.Coordinate, Slots: phalanx.SlotRange{First: seat.SlotFirst, End: seat.SlotEnd},

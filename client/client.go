@@ -112,7 +112,9 @@ func (c *Client) Close() error {
 func (c *Client) Spec() phalanx.JobSpec { return c.cfg.Spec }
 
 // Applied is the label of the registered state; ok is false while it possesses nothing.
-func (c *Client) Applied() (label phalanx.Label, ok bool) { return c.applied.Label(), c.applied.Valid && !c.torn }
+func (c *Client) Applied() (label phalanx.Label, ok bool) {
+	return c.applied.Label(), c.applied.Valid && !c.torn
+}
 
 // Extra is the part of the segment that Config.ExtraSegmentBytes reserved, and its offset for descriptors.
 func (c *Client) Extra() (memory []byte, offset int64) {
@@ -176,8 +178,16 @@ func (c *Client) writeGradient(g wire.Gradient) {
 // wait serves the daemon's requests and calls look after every ring, until look says that the wait is over. look must read
 // the page anew each time; again asks to look once more at once, because something was done that may allow more.
 func (c *Client) wait(ctx context.Context, look func() (over, again bool, err error)) error {
-	stop := context.AfterFunc(ctx, c.m.Own.Ring) // the owner waits on one word, so the context rings it too
-	defer stop()
+	rung := make(chan struct{})
+	stop := context.AfterFunc(ctx, func() { // the owner waits on one word, so the context rings it too
+		defer close(rung)
+		c.m.Own.Ring()
+	})
+	defer func() {
+		if !stop() {
+			<-rung // the bell may be unmapped once the owner goes on
+		}
+	}()
 	for {
 		seen := c.m.Own.Count()
 		if err := ctx.Err(); err != nil {

@@ -15,6 +15,7 @@ import (
 // of the cover of the rank's range, in slot order, at the start of the segment.
 type Fold struct {
 	c     *Client
+	begun Begin // the step it belongs to
 	tree  phalanx.SlotTree
 	slots phalanx.SlotRange
 	next  phalanx.Slot
@@ -25,6 +26,7 @@ type Fold struct {
 // Fold starts the fold of the begun step. There is one at a time.
 func (c *Client) Fold() *Fold {
 	f := &c.fold
+	f.begun = c.begun
 	f.tree, f.slots, f.next, f.stack, f.leaf = phalanx.SlotTree{Slots: c.begun.SlotCount}, c.begun.Slots, c.begun.Slots.First, f.stack[:0], false
 	return f
 }
@@ -61,9 +63,9 @@ func (f *Fold) Done(slot phalanx.Slot) {
 	}
 }
 
-// complete reports whether all slots of the begun range are folded.
+// complete reports whether all slots of the begun range are folded, in the step that is begun now.
 func (f *Fold) complete() bool {
-	return !f.leaf && f.next == f.slots.End && slices.Equal(f.stack, f.tree.Cover(f.slots))
+	return f.begun == f.c.begun && !f.leaf && f.next == f.slots.End && slices.Equal(f.stack, f.tree.Cover(f.slots))
 }
 
 // buffer is a gradient buffer of the segment.
