@@ -26,8 +26,8 @@ type Begin struct {
 }
 
 // Begin waits for a seat that says run and returns the next step. Inside it the member serves heals, stages saves, heals
-// itself and rolls forward, the last with Config.Apply. Errors: ErrDone, ErrPreempted, ErrFenced, ErrOrphaned, ErrTorn, the
-// context's.
+// itself and rolls forward, the last with Config.Apply. Errors: ErrDone, ErrPreempted, ErrFenced, ErrOrphaned, ErrTorn, ErrSeat,
+// the context's.
 func (c *Client) Begin(ctx context.Context) (Begin, error) {
 	if c.torn {
 		return Begin{}, fmt.Errorf("begin: %w", ErrTorn)
@@ -129,6 +129,9 @@ func (c *Client) take(seat wire.Seat, sequence uint64) (over bool, err error) {
 	if c.finished(seat) {
 		return false, ErrDone
 	}
+	if err := c.checkSeat(seat); err != nil {
+		return false, err
+	}
 	next := c.applied.Step + 1
 	if c.voted.Step == next && c.voted.Generation == seat.Generation {
 		return false, nil // a vote is final: only its commit or another generation goes on from here
@@ -152,6 +155,15 @@ func (c *Client) take(seat wire.Seat, sequence uint64) (over bool, err error) {
 	}
 	c.page.WriteBegin(wire.Begin{Step: next, SeatSequence: sequence, TrainerStart: c.m.TrainerStart})
 	return true, nil
+}
+
+// checkSeat refuses a place for which the segment was not planned.
+func (c *Client) checkSeat(s wire.Seat) error {
+	if s.SlotCount != c.cfg.Spec.Slots || s.SlotFirst < 0 || s.SlotFirst >= s.SlotEnd || int(s.SlotEnd) > s.SlotCount || s.World < 1 || s.GroupSize < 1 {
+		return fmt.Errorf("generation %s gives slots %d to %d of %d in a world of %d, the job has %d slots: %w",
+			s.Generation, s.SlotFirst, s.SlotEnd, s.SlotCount, s.World, c.cfg.Spec.Slots, ErrSeat)
+	}
+	return nil
 }
 
 // fits reports whether the state is the seat's floor, or was made in its generation, with its coordinate.

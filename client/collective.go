@@ -88,6 +88,9 @@ func (c *Client) gradientDescriptor(op wire.Op, mean bool) (wire.Descriptor, err
 	if err := c.mustHaveBegun(op.String()); err != nil {
 		return wire.Descriptor{}, err
 	}
+	if c.gradient.Step != 0 {
+		return wire.Descriptor{}, fmt.Errorf("%s of step %d: its gradient was voted for and must stay: %w", op, c.begun.Step, ErrIllegal)
+	}
 	if !c.fold.complete() {
 		return wire.Descriptor{}, fmt.Errorf("%s of step %d: slots %v are folded up to %d; fold all of them: %w", op, c.begun.Step, c.begun.Slots, c.fold.next, ErrIllegal)
 	}

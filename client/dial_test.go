@@ -151,6 +151,10 @@ func TestHelloAndStepOverFiles(t *testing.T) {
 		t.Fatal(err)
 	}
 
+	if asked != 3 {
+		t.Errorf("a step asked the socket: %d requests", asked)
+	}
+
 	// TERM asks to leave; the process and the client go on.
 	if err := syscall.Kill(os.Getpid(), syscall.SIGTERM); err != nil {
 		t.Fatal(err)

@@ -20,6 +20,8 @@ var (
 	ErrRepeat = errors.New("the job was rewound: train on")
 	// ErrIllegal is returned for a call out of its order, such as Vote without Begin.
 	ErrIllegal = errors.New("illegal call")
+	// ErrSeat is returned for a seat that contradicts the job's spec: a mistake of the daemon.
+	ErrSeat = errors.New("impossible seat")
 	// ErrCollective is returned when a collective could not be carried out although its generation is alive.
 	ErrCollective = errors.New("collective failed")
 )

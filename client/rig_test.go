@@ -5,6 +5,7 @@ package client
 import (
 	"encoding/binary"
 	"errors"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 
@@ -28,7 +29,7 @@ type rig struct {
 	applyErr     error
 	beforeApply  func()
 	coordinates  []int
-	daemonAlive  bool
+	daemonAlive  atomic.Bool
 	healOffset   int64
 	digestOffset int64
 }
@@ -51,7 +52,7 @@ func inBubble(t *testing.T, f func(r *rig)) {
 }
 
 func newRig(t *testing.T) *rig {
-	r := &rig{T: t, page: wire.NewPage(0, 1), own: wire.NewLocalBell(), daemon: wire.NewLocalBell(), daemonAlive: true,
+	r := &rig{T: t, page: wire.NewPage(0, 1), own: wire.NewLocalBell(), daemon: wire.NewLocalBell(),
 		w: []float32{1, 2, 3, 4, 5}, count: []int64{0}}
 	cfg := r.config()
 	r.healOffset = planSegment(Config{Spec: cfg.Spec, GradientElements: testElements, CountElements: DefaultCountElements, ExtraSegmentBytes: cfg.ExtraSegmentBytes}).bytes
@@ -59,8 +60,9 @@ func newRig(t *testing.T) *rig {
 	r.segment = kernels.Bytes(make([]uint64, (r.healOffset+8192)/8)) // words, so that the memory is aligned as a mapping is
 	r.slab = kernels.Bytes(make([]uint64, 1024))
 	var err error
+	r.daemonAlive.Store(true)
 	r.Client, err = Attach(cfg, Memory{Page: r.page, Own: r.own, Daemon: r.daemon, Segment: r.segment, Slab: r.slab, TrainerStart: testStart,
-		Alive: func(int, uint64) bool { return r.daemonAlive }})
+		Alive: func(int, uint64) bool { return r.daemonAlive.Load() }})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -55,6 +55,9 @@ func (c *Client) Vote(ctx context.Context, v Vote) (committed bool, err error) {
 		committed = c.committed(seat)
 		return committed || c.superseded(seat), false, nil
 	})
+	if !committed {
+		c.begun = Begin{} // only Begin knows how it goes on
+	}
 	if err != nil {
 		return false, fmt.Errorf("vote: %w", err)
 	}

@@ -144,6 +144,44 @@ func TestVoteIsFinal(t *testing.T) {
 	})
 }
 
+// Until it is applied, nothing overwrites a gradient that was voted for.
+func TestVotedGradientStays(t *testing.T) {
+	inBubble(t, func(r *rig) {
+		r.seat(wire.ActionRun, 1, phalanx.Label{})
+		must(r, r.begin())
+		r.foldAll()
+		v := r.vote(true, digest1)
+		r.commit(1, 1)
+		must(r, v)
+		_, err := r.AllReduce(r.Context(), true)
+		r.wantErr(err, ErrIllegal)
+		if r.page.RingHead() != 0 {
+			r.Error("a descriptor was posted")
+		}
+	})
+}
+
+func TestImpossibleSeat(t *testing.T) {
+	inBubble(t, func(r *rig) {
+		s := r.seat(wire.ActionPark, 1, phalanx.Label{})
+		s.Action = wire.ActionRun
+		for name, change := range map[string]func(*wire.Seat){
+			"other slot count": func(s *wire.Seat) { s.SlotCount = 1 << 20 },
+			"beyond the slots": func(s *wire.Seat) { s.SlotEnd = testSlots + 1 },
+			"no slots":         func(s *wire.Seat) { s.SlotEnd = 0 },
+			"negative slot":    func(s *wire.Seat) { s.SlotFirst = -1 },
+			"empty world":      func(s *wire.Seat) { s.World = 0 },
+		} {
+			bad := s
+			change(&bad)
+			r.give(bad)
+			if _, err := r.Begin(r.Context()); !errors.Is(err, ErrSeat) {
+				r.Errorf("%s: %v", name, err)
+			}
+		}
+	})
+}
+
 func TestRollForward(t *testing.T) {
 	floor := phalanx.Label{Step: 1, Generation: generation(1), Digest: digest1}
 	for name, inVote := range map[string]bool{"in Vote": true, "in Begin": false} {
@@ -266,7 +304,7 @@ func TestEnds(t *testing.T) {
 		if c.ended() {
 			r.Fatalf("begin beside a living daemon ended: %v", c.err)
 		}
-		r.daemonAlive = false
+		r.daemonAlive.Store(false)
 		time.Sleep(OrphanAfter - 5*time.Second)
 		if c.ended() {
 			r.Fatal("orphaned too early")
