@@ -169,7 +169,7 @@ func (s *sim) perform(m *simMember, acts []Action) {
 		case StopHealing:
 			m.heal = nil
 		case AnswerSeal:
-			if !m.mute {
+			if !m.mute && a.Answer.Generation == s.state().World.Generation { // the leader drops late ones
 				answer := a.Answer
 				m.answer = &answer
 			}
@@ -312,6 +312,9 @@ func describeWorld(verb string, c FormGeneration, after *State) string {
 
 // checkFloor is the heart of the protocol: what a trainer has applied is not undone but by a rewind.
 func (s *sim) checkFloor(now *State) {
+	if now.World.Size() == 0 {
+		return // nobody resumes there; only a rewind may follow
+	}
 	for _, l := range s.made {
 		if !now.OfLineage(l) {
 			continue
