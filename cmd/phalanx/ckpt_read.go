@@ -1,0 +1,230 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"strings"
+	"text/tabwriter"
+
+	"github.com/spf13/cobra"
+
+	"phalanx"
+	"phalanx/ckpt"
+	"phalanx/node"
+)
+
+// cutKey takes a key below JOB/ apart: the folder's name, and the object's.
+func cutKey(key, job string) (folder, object string, ok bool) {
+	rest, ok := strings.CutPrefix(key, job+"/")
+	folder, object, cut := strings.Cut(rest, "/")
+	return folder, object, ok && cut
+}
+
+// pick opens the checkpoint that an argument names: nothing or latest, a step, or a folder.
+func (r *reader) pick(ctx context.Context, s ckpt.Store, args []string) (*ckpt.Checkpoint, error) {
+	job := r.settings.Job
+	if len(args) == 0 || args[0] == "latest" {
+		cp, err := ckpt.OpenLatest(ctx, s, job)
+		if err != nil {
+			return nil, r.ckptError(err)
+		}
+		return cp, nil
+	}
+	name := strings.TrimPrefix(args[0], job+"/")
+	step, err := strconv.ParseUint(name, 10, 64)
+	byStep := err == nil
+	if _, err := ckpt.ParseAttempt(job, name); err != nil && !byStep {
+		return nil, problem(node.CodeUsage, "give latest, a step or a folder; phalanx ckpt ls lists them", "checkpoint %q", args[0])
+	}
+	is := func(at ckpt.Attempt) bool { return byStep && uint64(at.Step) == step || at.Name() == name }
+	records, _, err := ckpt.List(ctx, s, job)
+	if err != nil {
+		return nil, r.ckptError(err)
+	}
+	for i := len(records) - 1; i >= 0; i-- { // the newest of a step: a rewind may have saved it again
+		switch rec := records[i]; {
+		case !is(rec.Attempt()):
+		case rec.Commit == nil:
+			return nil, problem(node.CodeNotFound, "phalanx ckpt ls lists what is left", "checkpoint %s was removed by retention (--keep)", args[0])
+		default:
+			cp, err := ckpt.Open(ctx, s, rec.Commit)
+			if err != nil {
+				return nil, r.ckptError(err)
+			}
+			return cp, nil
+		}
+	}
+	attempts, err := r.attempts(ctx, s)
+	if err != nil {
+		return nil, err
+	}
+	for _, at := range attempts {
+		if is(at) {
+			return nil, problem(codeUnpublished, "restore a published one; phalanx ckpt latest names it", "%s was written and not published", at.Folder())
+		}
+	}
+	return nil, problem(node.CodeNotFound, "phalanx ckpt ls lists them", "job %s in %s has no checkpoint %s", job, r.settings.Store, args[0])
+}
+
+// inspected is a checkpoint with its tensors in answers.
+type inspected struct {
+	found
+	Container string           `json:"container"`
+	Parts     int              `json:"parts"`
+	States    []inspectedState `json:"states"`
+}
+
+type inspectedState struct {
+	Label   phalanx.Label     `json:"label"`
+	Digest  phalanx.Digest    `json:"digest"`
+	Tensors []inspectedTensor `json:"tensors"`
+}
+
+type inspectedTensor struct {
+	phalanx.TensorInfo
+	Bytes  int64          `json:"size_bytes"`
+	Digest phalanx.Digest `json:"digest"`
+	Chunks int            `json:"chunks"`
+}
+
+func newCkptInspect(a *app) *cobra.Command {
+	r := &reader{app: a}
+	c := &cobra.Command{
+		Use: "inspect [latest|STEP|FOLDER]", Args: cobra.MaximumNArgs(1),
+		Short: "Show what a checkpoint holds; reads no data",
+		RunE: func(c *cobra.Command, args []string) error {
+			s, err := r.open(c)
+			if err != nil {
+				return err
+			}
+			cp, err := r.pick(c.Context(), s, args)
+			if err != nil {
+				return err
+			}
+			v := inspected{found: describe(cp.Commit), Container: cp.Commit.Container, Parts: len(cp.Commit.Parts)}
+			for _, st := range cp.States() {
+				one := inspectedState{Label: st.Label, Digest: st.Manifest.StateDigest}
+				for _, t := range st.Manifest.Tensors {
+					one.Tensors = append(one.Tensors, inspectedTensor{t.TensorInfo, t.TensorInfo.Bytes(), t.D1, len(t.Chunks)})
+				}
+				v.States = append(v.States, one)
+			}
+			if r.asJSON {
+				return a.printJSON(v)
+			}
+			return a.printInspected(&v)
+		},
+	}
+	r.bind(c)
+	return c
+}
+
+func (a *app) printInspected(v *inspected) error {
+	fmt.Fprintf(a.stdout, "checkpoint %d: step %d, generation %s, branch %d, %d bytes in %d parts, container %s\nfolder %s\n",
+		v.Number, v.Step, v.Generation, v.Branch, v.Bytes, v.Parts, v.Container, v.Folder)
+	for _, st := range v.States {
+		fmt.Fprintf(a.stdout, "\ncoordinate %d: %d tensors, digest %s\n", st.Label.Coordinate, len(st.Tensors), st.Digest)
+		t := tabwriter.NewWriter(a.stdout, 0, 0, 2, ' ', 0)
+		fmt.Fprintln(t, "TENSOR\tDTYPE\tSHAPE\tBYTES\tCHUNKS\tDIGEST")
+		for _, x := range st.Tensors {
+			fmt.Fprintf(t, "%s\t%s\t%v\t%d\t%d\t%s\n", x.Name, x.DType, x.Shape, x.Bytes, x.Chunks, x.Digest)
+		}
+		if err := t.Flush(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// verified is the answer of verify.
+type verified struct {
+	found
+	OK      bool            `json:"ok"`
+	Chunks  int             `json:"chunks"`
+	Read    int64           `json:"read_bytes"`
+	Damage  []damage        `json:"damage"`
+	Tensors []damagedTensor `json:"tensors"`
+}
+
+type damage struct {
+	Object     string `json:"object"`
+	At         int64  `json:"at"`
+	Length     int64  `json:"size_bytes"`
+	Coordinate int    `json:"coordinate"`
+	Tensor     string `json:"tensor"`
+	Error      string `json:"error"`
+}
+
+type damagedTensor struct {
+	Coordinate int    `json:"coordinate"`
+	Name       string `json:"name"`
+	Chunks     int    `json:"chunks"` // damaged ones; 0: all chunks verify, the digest of the tensor does not
+}
+
+func newCkptVerify(a *app) *cobra.Command {
+	r := &reader{app: a}
+	c := &cobra.Command{
+		Use: "verify [latest|STEP|FOLDER]", Args: cobra.MaximumNArgs(1),
+		Short: "Read every byte of a checkpoint and check it; exit 5 when something is damaged",
+		RunE: func(c *cobra.Command, args []string) error {
+			s, err := r.open(c)
+			if err != nil {
+				return err
+			}
+			cp, err := r.pick(c.Context(), s, args)
+			if err != nil {
+				return err
+			}
+			report, err := cp.VerifyAll(c.Context(), nil)
+			if err != nil {
+				return r.ckptError(err)
+			}
+			if r.asJSON {
+				if err := a.printJSON(answerOf(cp, report)); err != nil {
+					return err
+				}
+				if !report.OK() {
+					return exitCode(node.CodeIntegrity)
+				}
+				return nil
+			}
+			if !report.OK() {
+				return a.damaged(cp, report)
+			}
+			_, err = fmt.Fprintf(a.stdout, "step=%d folder=%s chunks=%d bytes=%d ok\n", cp.Commit.Step, describe(cp.Commit).Folder, report.Chunks, report.Bytes)
+			return err
+		},
+	}
+	r.bind(c)
+	return c
+}
+
+func answerOf(cp *ckpt.Checkpoint, report ckpt.Report) verified {
+	v := verified{found: describe(cp.Commit), OK: report.OK(), Chunks: report.Chunks, Read: report.Bytes, Damage: []damage{}, Tensors: []damagedTensor{}}
+	for _, d := range report.Damage {
+		v.Damage = append(v.Damage, damage{d.Object, d.At, d.Length, d.Coordinate, d.Tensor, d.Err.Error()})
+	}
+	for _, t := range report.Tensors {
+		v.Tensors = append(v.Tensors, damagedTensor{t.Coordinate, t.Name, t.Chunks})
+	}
+	return v
+}
+
+// damaged lists what is damaged on stdout and returns the summary as the error.
+func (a *app) damaged(cp *ckpt.Checkpoint, report ckpt.Report) error {
+	for _, d := range report.Damage {
+		fmt.Fprintf(a.stdout, "damaged object %s: %v\n", d.Object, d)
+	}
+	for _, t := range report.Tensors {
+		how := fmt.Sprintf("%d damaged chunks", t.Chunks)
+		if t.Chunks == 0 {
+			how = "its digest differs"
+		}
+		fmt.Fprintf(a.stdout, "damaged tensor %s of coordinate %d: %s\n", t.Name, t.Coordinate, how)
+	}
+	return problem(node.CodeIntegrity, "restore another one; phalanx ckpt ls lists them", "checkpoint of step %d is damaged: %d of %d chunks, %d tensors",
+		cp.Commit.Step, len(report.Damage), report.Chunks, len(report.Tensors))
+}

@@ -1,0 +1,310 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package settings
+
+import (
+	"cmp"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"phalanx"
+	"phalanx/elastic"
+	"phalanx/node"
+)
+
+// Settings is what `phalanx run` was told, complete: DIR/run.json. No secret is in it.
+type Settings struct {
+	Version      string   `json:"version"`
+	Job          string   `json:"job"`
+	Dir          string   `json:"dir"`   // absolute
+	Store        string   `json:"store"` // absolute path
+	Host         string   `json:"host"`
+	Nproc        int      `json:"nproc"`
+	MinHosts     int      `json:"min_hosts"`
+	MaxHosts     int      `json:"max_hosts"`
+	Min          int      `json:"min"` // members, at least; 0 until Complete
+	Spares       int      `json:"spares"`
+	Join         []string `json:"join,omitempty"`
+	Bind         string   `json:"bind,omitempty"` // as asked: ADDR or ADDR:PORT
+	Advertise    string   `json:"advertise,omitempty"`
+	Interface    string   `json:"interface,omitempty"`
+	Address      string   `json:"address"` // IP that is bound, found at the start
+	Port         int      `json:"port,omitempty"`
+	KeyFile      string   `json:"key_file,omitempty"` // "" is DIR/key or the environment
+	SaveEvery    Interval `json:"save_every"`
+	Keep         int      `json:"keep"`
+	Resume       string   `json:"resume"`
+	MaxRestarts  int      `json:"max_restarts"`
+	HangTimeout  Duration `json:"hang_timeout"`
+	StartTimeout Duration `json:"start_timeout"`
+	Grace        Duration `json:"grace"`
+	HealthCheck  string   `json:"health_check,omitempty"`
+	Plain        bool     `json:"plain,omitempty"`
+	Command      []string `json:"command"`
+}
+
+// Default is what holds without any flag.
+func Default() *Settings {
+	return &Settings{
+		Nproc: 1, MinHosts: 1, MaxHosts: 1,
+		SaveEvery: Interval{Every: 10 * time.Minute}, Keep: 3, Resume: "auto", MaxRestarts: 3,
+		HangTimeout: Duration(10 * time.Minute), StartTimeout: Duration(10 * time.Minute), Grace: Duration(30 * time.Second),
+	}
+}
+
+// LocalSize is the number of members on this host, spares included.
+func (s *Settings) LocalSize() int { return s.Nproc + s.Spares }
+
+// Member is the member with a local index.
+func (s *Settings) Member(index int) phalanx.MemberID { return phalanx.NewMemberID(s.Host, index) }
+
+// Policy is the size of the world that the settings ask for.
+func (s *Settings) Policy() elastic.Policy {
+	return elastic.Policy{Want: s.MaxHosts * s.Nproc, Min: s.Min}
+}
+
+// Complete fills in what follows from other settings and from the machine: directory, job, store, host, minimum. It touches
+// no file.
+func (s *Settings) Complete() error {
+	if err := s.completeDir(); err != nil {
+		return err
+	}
+	s.Store = cmp.Or(s.Store, filepath.Join(s.Dir, "store"))
+	path, err := StorePath(s.Store)
+	if err != nil {
+		return err
+	}
+	s.Store = path
+	if s.KeyFile != "" {
+		if s.KeyFile, err = filepath.Abs(s.KeyFile); err != nil {
+			return fmt.Errorf("key file: %w", err)
+		}
+	}
+	if s.Host == "" {
+		if s.Host, err = os.Hostname(); err != nil {
+			return usage("give the name of this host with --host NAME", "host name: %w", err)
+		}
+	}
+	if s.Min == 0 {
+		// Fewer members than this cannot be on MIN hosts; for one host it is one member.
+		s.Min = (s.MinHosts-1)*s.Nproc + 1
+	}
+	return nil
+}
+
+// completeDir finds the directory and the job's name: each follows from the other, both from the working directory.
+func (s *Settings) completeDir() error {
+	if s.Dir == "" {
+		name := s.Job
+		if name == "" {
+			wd, err := os.Getwd()
+			if err != nil {
+				return fmt.Errorf("working directory: %w", err)
+			}
+			name = safeName(filepath.Base(wd))
+		}
+		s.Dir = filepath.Join(".phalanx", name)
+	}
+	dir, err := filepath.Abs(s.Dir)
+	if err != nil {
+		return fmt.Errorf("directory %s: %w", s.Dir, err)
+	}
+	s.Dir = dir
+	s.Job = cmp.Or(s.Job, safeName(filepath.Base(dir)))
+	return nil
+}
+
+// safeName makes any name one key element.
+func safeName(name string) string {
+	b := []byte(name)
+	for i, c := range b {
+		if !(c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9' || c == '-' || c == '_' || c == '.') {
+			b[i] = '-'
+		}
+	}
+	if name = strings.TrimLeft(string(b), ".-"); name == "" {
+		return "job"
+	}
+	return name
+}
+
+// Validate reports the first setting that cannot be used, as a usage error. Addresses are checked where they are found.
+func (s *Settings) Validate() error {
+	switch {
+	case s.Job != safeName(s.Job) || len(s.Job) > 200:
+		return usage("use letters, digits, dots, dashes and underscores", "job name %q (--job)", s.Job)
+	case !s.Member(0).Valid():
+		return usage("use letters, digits, dots, dashes and underscores, at most 60", "host name %q (--host)", s.Host)
+	case s.Nproc < 1:
+		return usage("give at least 1", "--nproc %d", s.Nproc)
+	case s.Spares < 0:
+		return usage("give 0 or more", "--spares %d", s.Spares)
+	case s.Keep < 1:
+		return usage("keep at least one checkpoint", "--keep %d", s.Keep)
+	case s.MaxRestarts < 0:
+		return usage("give 0 or more", "--max-restarts %d", s.MaxRestarts)
+	case s.HangTimeout <= 0 || s.StartTimeout <= 0 || s.Grace <= 0:
+		return usage("give a duration such as 30s", "--hang-timeout, --start-timeout and --grace must be above 0")
+	case s.Min < 1 || s.Min > s.Policy().Want:
+		return usage("the minimum is from 1 to the members of a full world, hosts × --nproc", "--min %d of %d members", s.Min, s.Policy().Want)
+	case len(s.Command) == 0:
+		return usage("phalanx run [flags] -- CMD", "no command for the trainers")
+	}
+	if s.Resume != "auto" && s.Resume != "never" {
+		if _, err := strconv.ParseUint(s.Resume, 10, 64); err != nil {
+			return usage("give auto, never or the step of a checkpoint; phalanx ckpt ls lists them", "--resume %q", s.Resume)
+		}
+	}
+	return nil
+}
+
+// File is where run leaves the settings for the daemons.
+func File(dir string) string { return filepath.Join(dir, "run.json") }
+
+// Write replaces DIR/run.json as a whole.
+func (s *Settings) Write() error {
+	b, err := json.MarshalIndent(s, "", "  ")
+	if err != nil {
+		return fmt.Errorf("encode settings: %w", err)
+	}
+	partial := File(s.Dir) + ".new"
+	if err := os.WriteFile(partial, append(b, '\n'), 0o600); err != nil {
+		return fmt.Errorf("write settings: %w", err)
+	}
+	if err := os.Rename(partial, File(s.Dir)); err != nil {
+		return fmt.Errorf("write settings: %w", err)
+	}
+	return nil
+}
+
+// Read reads DIR/run.json.
+func Read(dir string) (*Settings, error) {
+	b, err := os.ReadFile(File(dir))
+	if err != nil {
+		return nil, fmt.Errorf("read settings: %w", err)
+	}
+	s := new(Settings)
+	if err := json.Unmarshal(b, s); err != nil {
+		return nil, fmt.Errorf("read settings %s: %w", File(dir), err)
+	}
+	return s, nil
+}
+
+// Diff names the settings in which a new run differs from the one whose daemons are alive, "" when they agree. The version
+// and the address that was found are not settings that anyone gave.
+func (s *Settings) Diff(running *Settings) string {
+	a, b := reflect.ValueOf(*running), reflect.ValueOf(*s)
+	var d []string
+	for i := range a.NumField() {
+		name, _, _ := strings.Cut(a.Type().Field(i).Tag.Get("json"), ",")
+		if slices.Contains([]string{"version", "address", "port"}, name) || reflect.DeepEqual(a.Field(i).Interface(), b.Field(i).Interface()) {
+			continue
+		}
+		if name == "command" {
+			d = append(d, fmt.Sprintf("command is %s, running is %s", quote(s.Command), quote(running.Command)))
+			continue
+		}
+		d = append(d, fmt.Sprintf("%s is %v, running with %v", name, b.Field(i).Interface(), a.Field(i).Interface()))
+	}
+	return strings.Join(d, "; ")
+}
+
+func quote(command []string) string {
+	words := make([]string, len(command))
+	for i, w := range command {
+		if words[i] = w; w == "" || strings.ContainsAny(w, " \t\n'\"\\$") {
+			words[i] = strconv.Quote(w)
+		}
+	}
+	return strings.Join(words, " ")
+}
+
+// StorePath returns the directory that a store URL names. Directories are the only stores of this release.
+func StorePath(store string) (string, error) {
+	if rest, ok := strings.CutPrefix(store, "file://"); ok {
+		if !filepath.IsAbs(rest) {
+			return "", usage("write file:///absolute/path", "store %s", store)
+		}
+		return filepath.Clean(rest), nil
+	}
+	if scheme, _, ok := strings.Cut(store, "://"); ok {
+		return "", usage("use a directory or file:///path", "store %s: this release has no store of kind %s", store, scheme)
+	}
+	path, err := filepath.Abs(store)
+	if err != nil {
+		return "", fmt.Errorf("store %s: %w", store, err)
+	}
+	return path, nil
+}
+
+// usage is an error in what was asked, exit code 2.
+func usage(hint, format string, args ...any) error {
+	return &node.Problem{Code: node.CodeUsage, Err: fmt.Errorf(format, args...), Hint: hint}
+}
+
+// Duration is a time.Duration that is text in JSON.
+type Duration time.Duration
+
+// String is the form that Set reads.
+func (d *Duration) String() string { return time.Duration(*d).String() }
+
+// Set parses a duration such as 30s.
+func (d *Duration) Set(text string) error {
+	v, err := time.ParseDuration(text)
+	if err != nil {
+		return fmt.Errorf("%q is no duration; write one like 30s or 10m", text)
+	}
+	*d = Duration(v)
+	return nil
+}
+
+// Type names the value in help texts.
+func (d *Duration) Type() string { return "D" }
+
+// MarshalText is for run.json.
+func (d Duration) MarshalText() ([]byte, error) { return []byte(d.String()), nil }
+
+// UnmarshalText reads what MarshalText wrote.
+func (d *Duration) UnmarshalText(b []byte) error { return d.Set(string(b)) }
+
+// Interval is a save interval: a number of steps, or a duration.
+type Interval node.Interval
+
+// String is the form that Set reads.
+func (v *Interval) String() string {
+	if v.Steps > 0 {
+		return strconv.FormatUint(uint64(v.Steps), 10)
+	}
+	return v.Every.String()
+}
+
+// Set parses a number of steps or a duration.
+func (v *Interval) Set(text string) error {
+	if n, err := strconv.ParseUint(text, 10, 64); err == nil && n > 0 {
+		*v = Interval{Steps: phalanx.Step(n)}
+		return nil
+	}
+	d, err := time.ParseDuration(text)
+	if err != nil || d <= 0 {
+		return errors.New("give a number of steps, or a duration like 10m")
+	}
+	*v = Interval{Every: d}
+	return nil
+}
+
+// Type names the value in help texts.
+func (v *Interval) Type() string { return "STEPS|D" }
+
+// MarshalText is for run.json.
+func (v Interval) MarshalText() ([]byte, error) { return []byte(v.String()), nil }
+
+// UnmarshalText reads what MarshalText wrote.
+func (v *Interval) UnmarshalText(b []byte) error { return v.Set(string(b)) }

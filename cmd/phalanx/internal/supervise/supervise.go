@@ -1,0 +1,335 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package supervise
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"phalanx/cmd/phalanx/internal/control"
+	"phalanx/cmd/phalanx/internal/settings"
+	"phalanx/membership"
+	"phalanx/node"
+)
+
+const (
+	quickDeath  = time.Second     // a daemon that ends sooner did not get to work
+	failedDeath = 5 * time.Second // likewise, when it said itself that it failed
+	maxQuick    = 5               // quick deaths in a row
+	stopRetry   = 200 * time.Millisecond
+	callTimeout = 5 * time.Second
+	lookTimeout = time.Second // for questions asked inside the loop
+)
+
+// Config is what a run is started with. The caller holds the lock of the directory.
+type Config struct {
+	Settings *settings.Settings
+	// Program and the arguments that Daemon returns, its own name included, start the daemon of a member; it reads
+	// DIR/run.json.
+	Program string
+	Daemon  func(index int) []string
+	// Env is the environment of the daemons; it has the key if that is in no file.
+	Env []string
+	// Attach are daemons that live already, by what an earlier run started.
+	Attach  []control.Living
+	Stdout  io.Writer
+	Signals <-chan os.Signal // TERM, INT, USR1, USR2, HUP, WINCH
+	Log     *slog.Logger
+}
+
+// daemon is one member's daemon. The loop owns it.
+type daemon struct {
+	index    int
+	pid      int // 0: none lives
+	attached bool
+	started  time.Time
+	quick    int    // quick deaths in a row
+	unwatch  func() // lets the pidfd go
+	stopSent context.CancelFunc
+	outcome  *node.Outcome
+	status   unix.WaitStatus // of the newest end, if it was a child
+	reaped   int             // pid that status belongs to
+}
+
+// supervisor is one run.
+type supervisor struct {
+	Config
+	dir     string
+	ctx     context.Context
+	daemons []*daemon
+	ended   chan ending // as many as daemons: each has one life at a time, and one end is handled before the next life
+	stop    string      // why the job is being stopped, "" while it is not
+	failure *node.Problem
+	giveUpC <-chan time.Time // when the others have had time enough to leave after a failure
+}
+
+type ending struct{ index, pid int }
+
+// Interrupted is returned when a second INT ended everything at once.
+var Interrupted = &node.Problem{Code: node.CodeInterrupt, Err: errors.New("interrupted; daemons and trainers of this host were killed"),
+	Hint: "the same command goes on from the newest state"}
+
+// Run holds the daemons up until each has an outcome. All output of the trainers is printed when it returns.
+func Run(ctx context.Context, c Config) (node.Outcome, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	s := &supervisor{Config: c, dir: c.Settings.Dir, ctx: ctx, ended: make(chan ending, c.Settings.LocalSize())}
+	// Trainers whose daemon was killed come to this process, so that they are reaped and their death is seen at once.
+	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
+		c.Log.Warn("orphans of this job go to init", "error", err)
+	}
+	out := newFollower(filepath.Join(s.dir, "log"), c.Settings.Host, c.Stdout)
+	followCtx, stopFollowing := context.WithCancel(context.Background())
+	followed := make(chan struct{})
+	go func() { // ends before Run returns
+		defer close(followed)
+		out.run(followCtx)
+	}()
+	defer func() {
+		stopFollowing()
+		<-followed
+		out.finish()
+	}()
+	defer s.release()
+	if err := s.begin(); err != nil {
+		if len(c.Attach) == 0 { // what lived before goes on
+			s.killAll()
+		}
+		return node.Outcome{}, err
+	}
+	return s.loop()
+}
+
+// begin attaches to what lives and starts what does not.
+func (s *supervisor) begin() error {
+	for index := range s.Settings.LocalSize() {
+		s.daemons = append(s.daemons, &daemon{index: index})
+	}
+	for _, l := range s.Attach {
+		if l.Index < len(s.daemons) {
+			s.attach(s.daemons[l.Index], l)
+		}
+	}
+	for _, d := range s.daemons {
+		if d.pid != 0 {
+			continue
+		}
+		// Beside living daemons an outcome is of this same job: the member has ended and stays so.
+		if len(s.Attach) > 0 {
+			if d.outcome = readOutcome(s.dir, d.index); d.outcome != nil {
+				continue
+			}
+		}
+		if err := forget(s.dir, d.index); err != nil {
+			return err
+		}
+		if err := s.start(d); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (s *supervisor) attach(d *daemon, l control.Living) {
+	unwatch, err := s.watch(d.index, l.PID)
+	if err != nil || !membership.Alive(l.PID, l.Start) {
+		if unwatch != nil {
+			unwatch()
+		}
+		return // it has ended meanwhile; begin starts another
+	}
+	d.pid, d.attached, d.started, d.unwatch = l.PID, true, time.Now(), unwatch
+	s.Log.Info("attached to a living daemon", "member", s.Settings.Member(d.index), "pid", d.pid)
+}
+
+func (s *supervisor) watch(index, pid int) (func(), error) {
+	return waitPID(pid, func() {
+		select {
+		case s.ended <- ending{index, pid}:
+		case <-s.ctx.Done():
+		}
+	})
+}
+
+func (s *supervisor) start(d *daemon) error {
+	member := s.Settings.Member(d.index)
+	pid, niced, err := spawn(s.Program, s.Daemon(d.index), s.Env, DaemonLog(s.dir, member))
+	if err != nil {
+		return err
+	}
+	d.pid, d.attached, d.started = pid, false, time.Now()
+	// The child is reaped by the loop alone, so its pid cannot belong to another process here.
+	if d.unwatch, err = s.watch(d.index, pid); err != nil {
+		return err
+	}
+	if !niced && d.index == 0 && d.quick == 0 {
+		s.Log.Info("daemons run at normal priority; the kernel does not allow a higher one", "member", member)
+	}
+	if s.stop != "" {
+		s.askToStop(d)
+	}
+	return nil
+}
+
+func (s *supervisor) release() {
+	for _, d := range s.daemons {
+		if d.unwatch != nil {
+			d.unwatch()
+		}
+		if d.stopSent != nil {
+			d.stopSent()
+		}
+	}
+}
+
+func (s *supervisor) loop() (node.Outcome, error) {
+	children := make(chan os.Signal, 1) // 1: reaping takes all that have ended
+	signal.Notify(children, unix.SIGCHLD)
+	defer signal.Stop(children)
+	for !s.over() {
+		select {
+		case <-s.ctx.Done():
+			return node.Outcome{}, context.Cause(s.ctx)
+		case <-children:
+			s.reap()
+		case <-s.giveUpC:
+			s.killAll()
+			return node.Outcome{}, s.failure
+		case e := <-s.ended:
+			if d := s.daemons[e.index]; d.pid == e.pid {
+				s.reap()
+				s.died(d)
+			}
+		case sig := <-s.Signals:
+			if s.take(sig) {
+				s.killAll()
+				return node.Outcome{}, Interrupted
+			}
+		}
+	}
+	s.reap()
+	if s.failure != nil {
+		return node.Outcome{}, s.failure
+	}
+	var outcomes []node.Outcome
+	for _, d := range s.daemons {
+		outcomes = append(outcomes, *d.outcome)
+	}
+	return conclude(outcomes), nil
+}
+
+// over reports whether no daemon lives and none will be started.
+func (s *supervisor) over() bool {
+	for _, d := range s.daemons {
+		if d.pid != 0 || d.outcome == nil && s.failure == nil {
+			return false
+		}
+	}
+	return true
+}
+
+// died handles the end of a daemon: it has an outcome, or is started again, or is given up.
+func (s *supervisor) died(d *daemon) {
+	pid, lived := d.pid, time.Since(d.started)
+	member := s.Settings.Member(d.index)
+	d.pid = 0
+	d.unwatch()
+	if d.stopSent != nil {
+		d.stopSent()
+		d.stopSent = nil
+	}
+	if d.outcome = readOutcome(s.dir, d.index); d.outcome != nil {
+		s.Log.Info("member ended", "member", member, "step", uint64(d.outcome.Step), "code", d.outcome.Code, "reason", d.outcome.Reason)
+		s.failedAlone(d)
+		return
+	}
+	if s.failure != nil {
+		return // the run is ending; nobody is started again
+	}
+	how := "ended"
+	if d.reaped == pid {
+		how = exitStatus(d.status)
+	}
+	failure := readFailure(s.dir, d.index, pid)
+	if lived < quickDeath || failure != nil && lived < failedDeath {
+		d.quick++
+	} else {
+		d.quick = 0
+	}
+	if d.quick >= maxQuick {
+		s.giveUp(d, how, failure)
+		return
+	}
+	s.Log.Warn("daemon died and is started again", "member", member, "pid", pid, "how", how)
+	if err := s.start(d); err != nil {
+		s.fail(&node.Problem{Code: node.CodeFailed, Err: err}, fmt.Sprintf("the daemon of %s cannot be started", member))
+	}
+}
+
+// fail ends the run. The others leave in order.
+func (s *supervisor) fail(p *node.Problem, why string) {
+	s.failure = p
+	s.giveUpC = time.After(s.giveUpTime())
+	s.stopAll(why)
+}
+
+// giveUp ends the run because a daemon cannot be held up.
+func (s *supervisor) giveUp(d *daemon, how string, failure *Failure) {
+	member := s.Settings.Member(d.index)
+	p := &node.Problem{Code: node.CodeFailed, Hint: "its log is " + DaemonLog(s.dir, member)}
+	if failure != nil {
+		p.Code = failure.Code
+		p.Err = fmt.Errorf("the daemon of %s does not start: %s", member, failure.Reason)
+		if failure.Hint != "" {
+			p.Hint = failure.Hint
+		}
+	} else {
+		tail := strings.Join(lastLines(DaemonLog(s.dir, member), 10), "\n  ")
+		p.Err = fmt.Errorf("the daemon of %s died %d times at its start (%s); the end of its log:\n  %s", member, maxQuick, how, tail)
+	}
+	s.fail(p, fmt.Sprintf("the daemon of %s does not start", member))
+}
+
+// failedAlone ends the run when a member could not even begin and no job is running here that could do without it: the rest
+// would wait for ever.
+func (s *supervisor) failedAlone(d *daemon) {
+	o := d.outcome
+	if o.Code == 0 || o.Code == node.CodePreempted || !o.Generation.IsZero() || s.failure != nil {
+		return
+	}
+	ctx, cancel := context.WithTimeout(s.ctx, lookTimeout)
+	defer cancel()
+	if st, err := control.AnyStatus(ctx, s.dir, false); err == nil && (st.Generation > 0 || st.Epoch > 0) {
+		return
+	}
+	s.fail(&node.Problem{Code: o.Code, Err: errors.New(o.Reason), Hint: o.Hint}, "a member of this host could not begin")
+}
+
+// reap takes the statuses of all children that have ended: daemons, and trainers whose daemon was killed.
+func (s *supervisor) reap() {
+	for {
+		var status unix.WaitStatus
+		pid, err := unix.Wait4(-1, &status, unix.WNOHANG, nil)
+		if errors.Is(err, unix.EINTR) {
+			continue
+		}
+		if err != nil || pid <= 0 {
+			return
+		}
+		for _, d := range s.daemons {
+			if d.pid == pid {
+				d.status, d.reaped = status, pid
+			}
+		}
+	}
+}

@@ -1,0 +1,208 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+
+	"phalanx/ckpt"
+	"phalanx/ckpt/fs"
+	"phalanx/cmd/phalanx/internal/control"
+	"phalanx/cmd/phalanx/internal/settings"
+	"phalanx/cmd/phalanx/internal/supervise"
+	"phalanx/node"
+)
+
+func newRun(a *app) *cobra.Command {
+	s := settings.Default()
+	c := &cobra.Command{
+		Use:   "run [flags] -- CMD [ARG…]",
+		Short: "Train: start this host's members of a job, or take over those that live",
+		Long: `Run starts one daemon for each member of this host. Each daemon starts CMD, and again when it dies. Run prints
+what the trainers write, with the member's name in front, and ends with the job. Daemons and trainers outlive it: the same
+command again goes on with what lives, or from the newest state.
+
+Every flag can also be a variable (--hang-timeout is PHALANX_HANG_TIMEOUT) or a key of phalanx.toml (hang_timeout), in DIR
+or in the working directory. Flags win over variables, those over the file.
+
+TERM or INT finishes the step, saves and exits 75; a second INT kills. USR1, USR2, HUP and WINCH go to the trainers.`,
+		Example: `  phalanx run --nproc 4 -- phalanx-lm --steps 300
+  phalanx run --nproc 8 --nnodes 1:4 --key-file key --join host0:7777 -- ./train`,
+		RunE: func(c *cobra.Command, args []string) error {
+			if err := settings.Load(c.Flags(), a.environ); err != nil {
+				return err
+			}
+			s.Command, s.Version = args, version
+			return a.run(c.Context(), s)
+		},
+	}
+	c.Flags().SetInterspersed(false) // what follows CMD is CMD's
+	s.Flags(c.Flags())
+	return c
+}
+
+func (a *app) run(ctx context.Context, s *settings.Settings) error {
+	if err := s.Complete(); err != nil {
+		return err
+	}
+	if err := s.Validate(); err != nil {
+		return err
+	}
+	if _, err := exec.LookPath(s.Command[0]); err != nil {
+		return problem(node.CodeUsage, "give the path of a program, and build it first", "command of the trainers: %w", err)
+	}
+	_, haveKey, err := s.ExplicitKey(a.variable(settings.KeyVariable))
+	if err != nil {
+		return err
+	}
+	if len(s.Join) > 0 && !haveKey { // before anything is made
+		return s.FindAddress(false)
+	}
+	lock, err := supervise.TakeLock(s.Dir)
+	if err != nil {
+		return err
+	}
+	defer lock.Release()
+	living := control.Find(s.Dir)
+	if len(living) > 0 {
+		err = attach(s, living)
+	} else {
+		err = prepare(ctx, s, haveKey)
+	}
+	if err != nil {
+		return err
+	}
+	return a.supervise(ctx, s, living)
+}
+
+// attach checks that this is the job whose daemons live here.
+func attach(s *settings.Settings, living []control.Living) error {
+	var pids []string
+	for _, l := range living {
+		pids = append(pids, strconv.Itoa(l.PID))
+	}
+	running, err := settings.Read(s.Dir)
+	if err != nil {
+		return problem(node.CodeLocked, "end them (pids "+strings.Join(pids, ", ")+"), or use another --dir", "daemons live in %s and their settings cannot be read: %w", s.Dir, err)
+	}
+	if diff := s.Diff(running); diff != "" {
+		return problem(node.CodeUsage, "run it with the same settings to go on with it, stop it first (kill -TERM "+strings.Join(pids, " ")+"), or use another --dir",
+			"job %s is running in %s with other settings: %s", running.Job, s.Dir, diff)
+	}
+	s.Address, s.Port, s.Version = running.Address, running.Port, running.Version
+	return nil
+}
+
+// prepare makes everything ready for daemons to start, and finds out early what they would stumble over.
+func prepare(ctx context.Context, s *settings.Settings, haveKey bool) error {
+	if err := s.FindAddress(haveKey); err != nil {
+		return err
+	}
+	if !haveKey {
+		if _, err := s.LocalKey(); err != nil {
+			return err
+		}
+	}
+	store, err := fs.New(s.Store) // creates, and proves by writing
+	if err != nil {
+		return problem(node.CodeFailed, "name a directory that can be written with --store", "checkpoint store %s: %w", s.Store, err)
+	}
+	if s.Resume == "never" {
+		if err := refuseState(ctx, s, store); err != nil {
+			return err
+		}
+	}
+	return s.Write()
+}
+
+// refuseState is --resume never: nothing that exists may be mistaken for a new job's, nor be overwritten by it.
+func refuseState(ctx context.Context, s *settings.Settings, store ckpt.Store) error {
+	if entries, err := os.ReadDir(filepath.Join(s.Dir, "members")); err == nil && len(entries) > 0 {
+		return problem(node.CodeUsage, "go on with it by --resume auto, or start in another --dir", "--resume never: %s holds the state of a job", s.Dir)
+	}
+	found, err := store.List(ctx, s.Job+"/", "", 1)
+	if err != nil {
+		return fmt.Errorf("look into store %s: %w", s.Store, err)
+	}
+	if len(found) > 0 {
+		return problem(node.CodeUsage, "go on with them by --resume auto, or use another --job or --store; see: phalanx ckpt ls --store "+s.Store+" --job "+s.Job,
+			"--resume never: the store %s holds checkpoints of job %s", s.Store, s.Job)
+	}
+	return nil
+}
+
+func (a *app) supervise(ctx context.Context, s *settings.Settings, living []control.Living) error {
+	signals := make(chan os.Signal, 64) // 64: a burst that comes while a daemon is asked for its trainers
+	signal.Notify(signals, unix.SIGTERM, unix.SIGINT, unix.SIGUSR1, unix.SIGUSR2, unix.SIGHUP, unix.SIGWINCH)
+	defer signal.Stop(signals)
+	// A closed stdout must not end the run: taken and dropped, because ignoring would be inherited by the trainers.
+	pipes := make(chan os.Signal, 1)
+	signal.Notify(pipes, unix.SIGPIPE)
+	defer signal.Stop(pipes)
+
+	outcome, err := supervise.Run(ctx, supervise.Config{
+		Settings: s, Program: self(), Env: a.environ, Attach: living, Stdout: a.stdout, Signals: signals,
+		Log: slog.New(slog.NewTextHandler(a.stderr, &slog.HandlerOptions{ReplaceAttr: dropTime})),
+		Daemon: func(index int) []string {
+			return []string{"phalanx", "daemon", "--dir", s.Dir, "--index", strconv.Itoa(index)}
+		},
+	})
+	if err != nil {
+		return err
+	}
+	return a.report(s, outcome)
+}
+
+// report prints the last line of a run, or returns why there is none.
+func (a *app) report(s *settings.Settings, o node.Outcome) error {
+	switch {
+	case o.Done && o.Code == node.CodeOK:
+		_, err := fmt.Fprintf(a.stdout, "phalanx: done step=%d generation=%s digest=%s\n", o.Step, o.Generation, o.Digest)
+		return err
+	case o.Code == node.CodeOK:
+		_, err := fmt.Fprintf(a.stdout, "phalanx: left step=%d generation=%s\n", o.Step, o.Generation)
+		return err
+	case o.Code == node.CodePreempted && o.Reason == "":
+		o.Reason = fmt.Sprintf("stopped after step %d", o.Step)
+	case o.Reason == "":
+		o.Reason = fmt.Sprintf("the job ended with code %d after step %d", o.Code, o.Step)
+	}
+	if o.Code == node.CodePreempted && o.Hint == "" {
+		o.Hint = "the same command goes on from there"
+	}
+	if o.Hint == "" {
+		o.Hint = "the logs of daemons and trainers are in " + filepath.Join(s.Dir, "log")
+	}
+	return &node.Problem{Code: o.Code, Err: errors.New(o.Reason), Hint: o.Hint}
+}
+
+// self is this program's file. A build that replaced it is what daemons are started with from then on.
+func self() string {
+	path, err := os.Executable()
+	if err == nil {
+		if _, err = os.Stat(path); err == nil {
+			return path
+		}
+	}
+	return "/proc/self/exe"
+}
+
+// dropTime leaves out the time of log lines for a human who watches.
+func dropTime(groups []string, a slog.Attr) slog.Attr {
+	if len(groups) == 0 && a.Key == slog.TimeKey {
+		return slog.Attr{}
+	}
+	return a
+}
