@@ -172,6 +172,11 @@ func (s *State) form(c FormGeneration) error {
 	if c.Floor.Step == s.Floor.Step && len(s.Floor.Labels) > 0 && !slices.Equal(c.Floor.Labels, s.Floor.Labels) {
 		return fmt.Errorf("resume at %d with other labels: %w", c.Floor.Step, ErrFloor)
 	}
+	for _, l := range c.Floor.Labels {
+		if c.Floor.Step > s.Floor.Step && l.Generation != c.Base {
+			return fmt.Errorf("resume at %s, which %s did not make: %w", l, c.Base, ErrLineage)
+		}
+	}
 	return s.seat(c, s.Branch, false)
 }
 
@@ -287,7 +292,7 @@ func (s *State) checkWorld(c FormGeneration) error {
 		return fmt.Errorf("%d seats in groups of %d, %d slots, %d labels: %w", len(w.Seats), w.GroupSize, w.SlotCount, len(c.Floor.Labels), ErrWorld)
 	}
 	for coordinate, l := range c.Floor.Labels {
-		if l.Step != c.Floor.Step || l.Coordinate != coordinate {
+		if l.Step != c.Floor.Step || l.Coordinate != coordinate || l.Generation != c.Floor.Labels[0].Generation || (l.Step == 0) != l.Generation.IsZero() {
 			return fmt.Errorf("floor label %s at coordinate %d of step %d: %w", l, coordinate, c.Floor.Step, ErrFloor)
 		}
 	}

@@ -208,7 +208,7 @@ func TestPhaseCommand(t *testing.T) {
 	}
 }
 
-func mustHold(t *testing.T, before, after *State) {
+func mustHold(t testing.TB, before, after *State) {
 	t.Helper()
 	if err := errors.Join(Check(after), CheckStep(before, after)); err != nil {
 		t.Errorf("after %d: %v", after.Seq, err)
@@ -216,7 +216,7 @@ func mustHold(t *testing.T, before, after *State) {
 }
 
 // inPhase is a job of a/0 and b/0 with the spare c/0 and the quarantined d/0 in the phase of the given name.
-func inPhase(t *testing.T, name string) *State {
+func inPhase(t testing.TB, name string) *State {
 	t.Helper()
 	s := NewState()
 	do := func(c Command) {
