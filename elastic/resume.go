@@ -100,6 +100,9 @@ func Resume(s *State, answers []Answer) (floor Floor, newest phalanx.Step, why s
 	g := s.World.Generation
 	top := s.Floor.Step
 	for i := range answers {
+		if !s.World.Has(answers[i].Incarnate) {
+			return Floor{}, 0, "", fmt.Errorf("resume step of %s: %s answered and is not in it", g, answers[i].Incarnate)
+		}
 		if v := answers[i].vote(g); v != nil && v.Step > top {
 			top = v.Step
 		}
@@ -121,9 +124,6 @@ func Resume(s *State, answers []Answer) (floor Floor, newest phalanx.Step, why s
 	for i := range answers {
 		a := &answers[i]
 		seat := s.World.SeatOf(a.Member)
-		if seat == nil {
-			return Floor{}, 0, "", fmt.Errorf("resume step of %s: %s answered and is not in it", g, a.Incarnate)
-		}
 		v := a.vote(g)
 		if v == nil || v.Step != top || !v.OK || a.Refused == top || !note(top, seat.Coordinate, v.Digest) {
 			all = false

@@ -1,0 +1,246 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package elastic
+
+import (
+	"fmt"
+	"reflect"
+	"strings"
+	"testing"
+
+	"phalanx"
+)
+
+// plant makes a sim of groups at rest at the given step, with everybody of the ids in the world that fits.
+func plant(t *testing.T, group, want int, step phalanx.Step, ids ...phalanx.MemberID) *sim {
+	t.Helper()
+	s := newSim(phalanx.JobSpec{LastStep: 20, Slots: 8, GlobalBatch: 8, GroupSize: group, Threads: 1}, Policy{Want: want, Min: group}, ids...)
+	s.closed, s.limit = true, step
+	rest(t, s)
+	return s
+}
+
+func rest(t *testing.T, s *sim) {
+	t.Helper()
+	if !s.run() {
+		t.Fatal("it does not come to rest")
+	}
+	for _, w := range s.wrong {
+		t.Fatal(w)
+	}
+}
+
+func seats(s *State) string {
+	var words []string
+	for _, seat := range s.World.Seats {
+		words = append(words, string(seat.Member))
+	}
+	return strings.Join(words, " ")
+}
+
+// TestAssemble: the seats of the next world after members were lost, by what the others possess.
+func TestAssemble(t *testing.T) {
+	for name, c := range map[string]struct {
+		group int
+		old   string // the world
+		lost  string
+		// spares are NAME or NAME:COORDINATE of the floor that it possesses.
+		spares string
+		want   int
+		seats  string
+	}{
+		"nothing lost":                             {1, "a b c", "", "", 3, "a b c"},
+		"close up in order":                        {1, "a b c d", "b", "", 4, "a c d"},
+		"a spare takes the rank of the dead":       {1, "a b c", "b", "x", 3, "a x c"},
+		"it grows at the end":                      {1, "a b", "", "x", 3, "a b x"},
+		"no more than wanted":                      {1, "a b c", "", "x", 2, "a b"},
+		"two lost, one spare":                      {1, "a b c d", "b c", "x", 4, "a d x"},
+		"a broken group goes":                      {2, "a b c d", "d", "", 4, "a b"},
+		"a spare for the exact rank":               {2, "a b c d", "b", "x", 4, "a x c d"},
+		"survivors regroup by coordinate":          {2, "a b c d", "b c", "", 4, "a d"},
+		"three broken groups, one whole":           {2, "a b c d e f", "a d f", "", 6, "c b"},
+		"only one coordinate is left":              {2, "a b c d", "b d", "", 4, ""},
+		"a spare for the coordinate that is gone":  {2, "a b c d", "b d", "x", 4, "a x"},
+		"the holder among spares":                  {2, "a b c d", "b d", "x y:1", 4, "a y c x"},
+		"the holder among spares, one place":       {2, "a b c d", "b d", "x y:1", 2, "a y"},
+		"a new group from spares":                  {2, "a b", "", "x y", 4, "a b x y"},
+		"holders keep their coordinate":            {2, "", "", "x:1 y:0", 2, "y x"},
+		"the only holder of another is not used":   {3, "", "", "x:2 y:1 z:1", 3, "y z x"},
+		"half a group of spares is of no use":      {2, "a b", "", "x", 4, "a b"},
+		"a leftover is taken before a spare":       {2, "a b c d", "b", "", 4, "c d"},
+		"a group of four from what is left of two": {4, "a b c d e f g h", "a f", "", 8, "e b c d"},
+	} {
+		s := &State{Spec: &phalanx.JobSpec{GroupSize: c.group, Slots: 8}, Policy: Policy{Want: c.want}}
+		s.World.GroupSize = c.group
+		var survivors, spares []candidate
+		for r, id := range strings.Fields(c.old) {
+			i := who(phalanx.MemberID(id+"/0"), 1)
+			s.World.Seats = append(s.World.Seats, phalanx.Seat{Incarnate: i, Rank: phalanx.Rank(r), Group: r / c.group, Coordinate: r % c.group})
+			if !strings.Contains(c.lost, id) {
+				survivors = append(survivors, candidate{i, r % c.group, true})
+			}
+		}
+		for _, word := range strings.Fields(c.spares) {
+			id, at, holds := strings.Cut(word, ":")
+			x := candidate{who(phalanx.MemberID(id+"/0"), 1), -1, holds}
+			if holds {
+				x.coordinate = int(at[0] - '0')
+			}
+			spares = append(spares, x)
+		}
+		var got []string
+		for r, seat := range assemble(s, survivors, spares) {
+			got = append(got, seat.Member.Host())
+			if int(seat.Rank) != r || seat.Group != r/c.group || seat.Coordinate != r%c.group || seat.Incarnation != 1 {
+				t.Errorf("%s: seat %d is %+v", name, r, seat)
+			}
+		}
+		if strings.Join(got, " ") != c.seats {
+			t.Errorf("%s: %v, want %s", name, got, c.seats)
+		}
+	}
+}
+
+// TestPlanIsPure: the same state and facts give the same plan, and neither is changed.
+func TestPlanIsPure(t *testing.T) {
+	s := plant(t, 2, 4, 3, "a/0", "b/0", "c/0", "d/0", "e/0")
+	s.stop(s.member("b/0"))
+	for range 20 {
+		f := s.facts()
+		before := fmt.Sprintf("%+v %+v", *s.state(), *f)
+		first, second := s.planner.Plan(s.state(), f), s.planner.Plan(s.state(), f)
+		if !reflect.DeepEqual(first, second) {
+			t.Fatalf("two plans: %+v and %+v", first, second)
+		}
+		if after := fmt.Sprintf("%+v %+v", *s.state(), *f); after != before {
+			t.Fatalf("planning changed\n%s\nto\n%s", before, after)
+		}
+		if !s.lead() && !s.round1() {
+			break
+		}
+	}
+}
+
+// TestHintsDoNotSeal: gossip and wishes are no evidence against a generation.
+func TestHintsDoNotSeal(t *testing.T) {
+	for kind, seals := range map[phalanx.EvidenceKind]bool{phalanx.GossipDead: false, phalanx.Asked: false, phalanx.Hung: true, phalanx.Unreachable: true, phalanx.DigestsUnequal: true} {
+		s := plant(t, 1, 2, 2, "a/0", "b/0")
+		b := s.member("b/0")
+		b.evidence = []phalanx.Evidence{{Kind: kind, About: b.me, Source: "a/0"}}
+		plan := s.planner.Plan(s.state(), s.facts())
+		if asks := plan.Ask != nil; asks != seals {
+			t.Errorf("%s: asks for a seal %v (%s)", kind, asks, plan.Why)
+		}
+	}
+}
+
+// TestHungIsEvicted although it answers: it would hang again.
+func TestHungIsEvicted(t *testing.T) {
+	s := plant(t, 1, 2, 2, "a/0", "b/0")
+	b := s.member("b/0")
+	b.evidence = []phalanx.Evidence{{Kind: phalanx.Hung, About: b.me, Source: "a/0"}}
+	rest(t, s)
+	if got := seats(s.state()); got != "a/0" {
+		t.Errorf("the world is %s", got)
+	}
+	if m := s.state().Member("b/0"); m.State != Gone || !strings.Contains(m.Why, "hung") {
+		t.Errorf("b/0 is %s: %s", m.State, m.Why)
+	}
+}
+
+// TestDoneWithoutTheDead: what a member had is published, so its death after the last step keeps nobody from the end.
+func TestDoneWithoutTheDead(t *testing.T) {
+	s := plant(t, 1, 2, 20, "a/0", "b/0")
+	b := s.member("b/0")
+	b.done = false
+	s.publish(1)
+	s.stop(b)
+	rest(t, s)
+	if s.state().Phase != Finished {
+		t.Errorf("the job is %s: %s", s.state().Phase, s.why)
+	}
+}
+
+// TestCrashLoop: when too few can be started at all the job ends and says why.
+func TestCrashLoop(t *testing.T) {
+	spec := phalanx.JobSpec{LastStep: 9, Slots: 4, GlobalBatch: 4, GroupSize: 1}
+	p := Planner{Spec: &spec, Policy: Policy{Want: 2, Min: 2}}
+	f := &Facts{Members: []MemberFact{
+		{Incarnate: who("a/0", 3), Connected: true, Failed: true, Evidence: []phalanx.Evidence{{Kind: phalanx.TrainerExited, About: who("a/0", 3), Detail: "exit status 2"}}},
+		{Incarnate: who("b/0", 1), Connected: true, Possession: Possession{Trainer: true}},
+	}}
+	plan := p.Plan(NewState(), f)
+	if c, ok := plan.Command.(Halt); !ok || c.Reason.Kind != CrashLoop || !strings.Contains(c.Reason.Words, "exit status 2") {
+		t.Errorf("the plan is %+v", plan)
+	}
+}
+
+// TestWaitsForEverySeat: silence has a deadline, grace has one, and a lease too; the planner waits until they are facts.
+func TestWaitsForEverySeat(t *testing.T) {
+	s := plant(t, 1, 2, 2, "a/0", "b/0")
+	s.publish(1)
+	s.stop(s.member("a/0"))
+	s.lead()
+	for _, m := range s.members {
+		m.held["seal"] = true
+	}
+	try := func(words string, change func(*Facts)) {
+		t.Helper()
+		f := s.facts()
+		change(f)
+		if plan := s.planner.Plan(s.state(), f); plan.Command != nil || !strings.Contains(plan.Why, words) {
+			t.Errorf("want %q, the plan is %+v", words, plan)
+		}
+	}
+	silent := func(f *Facts) {
+		for i := range f.Members {
+			f.Members[i].Silent, f.Members[i].Connected = true, false
+		}
+	}
+	try("waits for the seal of a/0", func(*Facts) {})
+	try("waits for the seal of b/0", func(f *Facts) { f.Members[0].Dead = true })
+	try("waits for the seal of b/0", func(f *Facts) {
+		f.Members[0].Dead, f.Members[1].Dead, f.Members[1].InGrace = true, true, true
+	})
+	try("lease", silent)
+	try("not known yet", func(f *Facts) { silent(f); f.LeaseOut = true; f.Store.Known = false })
+	f := s.facts()
+	silent(f)
+	f.LeaseOut = true
+	if c, ok := s.planner.Plan(s.state(), f).Command.(FormGeneration); !ok || c.World.Size() != 0 || len(c.Evictions) != 2 || c.Halt == nil {
+		t.Errorf("with nobody left: %+v", c)
+	}
+}
+
+// TestStopLeavesTheWorld: while the job is being stopped nobody joins, and failures are still handled.
+func TestStopLeavesTheWorld(t *testing.T) {
+	s := plant(t, 1, 3, 2, "a/0", "b/0")
+	s.start("c/0")
+	s.lead()
+	f := s.facts()
+	f.Stop = true
+	if plan := s.planner.Plan(s.state(), f); plan.Ask != nil || plan.Command != nil {
+		t.Errorf("the plan is %+v", plan)
+	}
+	s.stop(s.member("a/0"))
+	f = s.facts()
+	f.Stop = true
+	if plan := s.planner.Plan(s.state(), f); plan.Ask == nil {
+		t.Errorf("a failure is not handled: %+v", plan)
+	}
+}
+
+// TestNearTheEnd: a world is not changed for the last steps, but a halted one is completed.
+func TestNearTheEnd(t *testing.T) {
+	s := plant(t, 1, 3, 19, "a/0", "b/0")
+	s.start("c/0")
+	s.lead()
+	if plan := s.planner.Plan(s.state(), s.facts()); plan.Ask != nil {
+		t.Errorf("a change is begun at the end: %+v", plan)
+	}
+	halted := s.state().clone()
+	halted.Phase, halted.Halt = Halted, &HaltReason{Kind: BelowMinimum}
+	if plan := s.planner.Plan(halted, s.facts()); plan.Ask == nil {
+		t.Errorf("a halted job is not completed: %+v", plan)
+	}
+}
