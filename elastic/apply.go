@@ -67,10 +67,10 @@ func (s *State) apply(c Command) error {
 	case Drain:
 		return s.mark(c.Member, Draining, c.Why)
 	case Resize:
-		if c.Want < 1 {
-			return fmt.Errorf("resize to %d: %w", c.Want, ErrIllegal)
-		}
 		s.Policy.Want = c.Want
+		if c.Want < 1 || s.WantGroups() < s.MinGroups() {
+			return fmt.Errorf("resize to %d ranks, of which %d are the minimum: %w", c.Want, s.Policy.Min, ErrIllegal)
+		}
 		return nil
 	case Halt:
 		if s.ended() || !c.Reason.Kind.Ends() {

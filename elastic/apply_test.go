@@ -88,6 +88,7 @@ func TestRefusals(t *testing.T) {
 		"quarantine a stranger":          {func(*State) Command { return Quarantine{Member: "z/0"} }, "member"},
 		"lift nothing":                   {func(*State) Command { return Lift{Member: "a/0"} }, "member"},
 		"resize to nothing":              {func(*State) Command { return Resize{} }, "illegal"},
+		"resize below the minimum":       {func(*State) Command { return Resize{Want: 1} }, "illegal"},
 		"halt below the minimum":         {func(*State) Command { return Halt{Reason: HaltReason{Kind: BelowMinimum}} }, "illegal"},
 		"done early":                     {func(*State) Command { return Done{Step: 8} }, "illegal"},
 		"publish another step's label": {func(*State) Command {

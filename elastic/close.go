@@ -61,6 +61,9 @@ func (p Planner) conclude(s *State, f *Facts, evidence []phalanx.Evidence, answe
 // formation is the next generation at the given floor: survivors, then spares. Members without an answer are not in it. It
 // returns the first coordinate of the floor that nobody could supply, -1 when all can be had.
 func (p Planner) formation(s *State, f *Facts, evidence []phalanx.Evidence, answers []Answer, floor Floor) (FormGeneration, int) {
+	blamed := outvoted(s, f, evidence, answers)
+	spoiled := spoilers(s, evidence, blamed, answers)
+	evidence = slices.Concat(blamed, evidence)
 	c := FormGeneration{Base: s.World.Generation, Floor: floor, Evidence: evidence, UnixNS: f.UnixNS}
 	for i := range answers {
 		c.Seals = append(c.Seals, answers[i].Incarnate)
@@ -71,6 +74,7 @@ func (p Planner) formation(s *State, f *Facts, evidence []phalanx.Evidence, answ
 		m, known := f.Fact(seat.Member), s.Member(seat.Member)
 		lost := a == nil || !a.Possession.Trainer || accused(evidence, seat.Incarnate)
 		lost = lost || m != nil && (m.Dead || m.Failed) && !m.InGrace
+		lost = lost || slices.ContainsFunc(spoiled, func(e phalanx.Evidence) bool { return e.About == seat.Incarnate })
 		if lost {
 			c.Evictions = append(c.Evictions, Eviction{seat.Incarnate, bestEvidence(evidence, seat.Incarnate, f)})
 			continue

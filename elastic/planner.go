@@ -259,6 +259,9 @@ func (p Planner) open(s *State, f *Facts) Plan {
 	if !f.Store.Known {
 		return Plan{Why: "what the store holds is not known yet"}
 	}
+	if s.WantGroups() < s.MinGroups() {
+		return Plan{Why: fmt.Sprintf("a full world has %d groups and %d are the minimum: no world fits; want more ranks or slots, or a lower minimum", s.WantGroups(), s.MinGroups())}
+	}
 	ready := p.spares(s, f, InitialFloor(s.GroupSize()))
 	want := s.WantGroups() * s.GroupSize()
 	if len(ready) < want && !(f.JoinClosed && len(ready) >= s.MinGroups()*s.GroupSize()) {

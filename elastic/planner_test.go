@@ -66,6 +66,7 @@ func TestAssemble(t *testing.T) {
 		"a new group from spares":                  {2, "a b", "", "x y", 4, "a b x y"},
 		"holders keep their coordinate":            {2, "", "", "x:1 y:0", 2, "y x"},
 		"the only holder of another is not used":   {3, "", "", "x:2 y:1 z:1", 3, "y z x"},
+		"the only holder of a lower one":           {3, "", "", "x:1 y:2 z:2", 3, "y x z"},
 		"half a group of spares is of no use":      {2, "a b", "", "x", 4, "a b"},
 		"a leftover is taken before a spare":       {2, "a b c d", "b", "", 4, "c d"},
 		"a group of four from what is left of two": {4, "a b c d e f g h", "a f", "", 8, "e b c d"},
@@ -209,6 +210,16 @@ func TestWaitsForEverySeat(t *testing.T) {
 	f.LeaseOut = true
 	if c, ok := s.planner.Plan(s.state(), f).Command.(FormGeneration); !ok || c.World.Size() != 0 || len(c.Evictions) != 2 || c.Halt == nil {
 		t.Errorf("with nobody left: %+v", c)
+	}
+}
+
+// TestNoWorldFits: a policy that no world can satisfy is said, not proposed again and again.
+func TestNoWorldFits(t *testing.T) {
+	s := newSim(phalanx.JobSpec{LastStep: 9, Slots: 8, GlobalBatch: 8, GroupSize: 2}, Policy{Want: 3, Min: 3}, "a/0", "b/0", "c/0", "d/0")
+	s.closed = true
+	rest(t, s)
+	if len(s.log) != 2 || !strings.Contains(s.why, "no world fits") {
+		t.Errorf("%d entries: %s", len(s.kinds), s.why)
 	}
 }
 

@@ -76,9 +76,9 @@ var mishaps = map[string]func(*sim, *simMember) bool{
 		return true
 	},
 	"unsuspect": func(_ *sim, m *simMember) bool {
-		had := len(m.evidence) > 0
-		m.evidence = nil
-		return had
+		had := len(m.evidence)
+		m.evidence = slices.DeleteFunc(m.evidence, func(e phalanx.Evidence) bool { return e.Kind == phalanx.Unreachable })
+		return len(m.evidence) < had
 	},
 	"not ready": func(_ *sim, m *simMember) bool {
 		m.evidence = append(m.evidence, phalanx.Evidence{Kind: phalanx.NotReady, About: m.me, Source: "the leader"})
@@ -279,6 +279,9 @@ func TestRandom(t *testing.T) {
 		members := rapid.IntRange(max(2, group), 5).Draw(t, "members")
 		spec := phalanx.JobSpec{LastStep: 1000, Slots: 8, GlobalBatch: 8, GroupSize: group, Threads: 1}
 		policy := Policy{Want: rapid.IntRange(group, members).Draw(t, "want"), Min: group}
+		if policy.Want >= 2*group && rapid.Bool().Draw(t, "two groups at least") {
+			policy.Min = 2 * group
+		}
 		r := &randomRun{t: t, sim: newSim(spec, policy)}
 		r.trace = r.note
 		for i := range members {
