@@ -182,6 +182,9 @@ func (d *Daemon) open() (err error) {
 	if err != nil {
 		return &Problem{CodeFailed, fmt.Errorf("open the log: %w", err), "move " + filepath.Join(dir, "raft") + " aside to come back as a new server"}
 	}
+	if err := d.found(); err != nil {
+		return err
+	}
 	if err := d.startGossip(); err != nil {
 		d.log.Warn("gossip is off; failures are still found by connections and processes", "error", err)
 	}
@@ -192,6 +195,26 @@ func (d *Daemon) open() (err error) {
 	d.serve(dir)
 	d.ends.Go(d.listenBell)
 	d.up = startUpstream(d)
+	return nil
+}
+
+// found makes the first daemon of a job's first host the founder of its Raft group. Joining comes first: whoever was given an
+// address to join never founds, and a directory that has founded once never does again, whatever became of its log.
+func (d *Daemon) found() error {
+	if !d.cfg.Bootstrap || d.cfg.Index != 0 || d.raft.HasState() || len(d.roster.all()) > 0 {
+		return nil
+	}
+	mark := filepath.Join(d.paths.Dir, "founded")
+	if _, err := os.Stat(mark); err == nil {
+		d.log.Warn("this directory has founded the job before and its log is gone: waits for another daemon to lead")
+		return nil
+	}
+	if err := os.WriteFile(mark, []byte(d.tag+"\n"), 0o600); err != nil {
+		return &Problem{CodeFailed, fmt.Errorf("found the job: %w", err), "choose a directory that can be written with --dir"}
+	}
+	if err := d.raft.Bootstrap(); err != nil {
+		return fmt.Errorf("found the job: %w", err)
+	}
 	return nil
 }
 

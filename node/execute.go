@@ -307,10 +307,18 @@ func (d *Daemon) mapSibling(key lifeKey) (mapped, error) {
 	return m, nil
 }
 
+// groupOf is the engine's group of a descriptor's: the replicas of the own coordinate, or the whole world.
+func groupOf(g uint64) int {
+	if g == ^uint64(0) {
+		return host.GroupWorld
+	}
+	return host.GroupReplicas
+}
+
 // postDescriptor hands one collective to the engine. Its completion is written from the engine's goroutine: the word has
 // one writer, and nobody posts this descriptor twice.
 func (d *Daemon) postDescriptor(l *life, v wire.Descriptor) {
-	op := host.Op{Seq: v.Sequence, Kind: host.Kind(v.Op), DType: host.DType(v.DType), Group: int(v.Group), Root: v.Root, Count: v.Count,
+	op := host.Op{Seq: v.Sequence, Kind: host.Kind(v.Op), DType: host.DType(v.DType), Group: groupOf(v.Group), Root: v.Root, Count: v.Count,
 		InOffset: v.InOffset, InStride: v.InStride, InNodes: v.InNodes, OutOffset: v.OutOffset, Scale: v.Scale == wire.ScaleMean}
 	d.engine.Post(v.Generation, op, func(err error) {
 		status := wire.StatusOK

@@ -51,7 +51,7 @@ func Listen(addr string, id *Identity, log *slog.Logger) (*Listener, error) {
 	}
 	l := &Listener{tcp: tcp, id: id, log: log, queues: map[string]*queue{}, stop: make(chan struct{})}
 	for _, p := range id.server.NextProtos {
-		l.queues[p] = &queue{conns: make(chan net.Conn, 64), stop: l.stop, addr: tcp.Addr()}
+		l.queues[p] = &queue{conns: make(chan net.Conn, 64), stop: l.stop, closed: make(chan struct{}), addr: tcp.Addr()}
 	}
 	l.ends.Go(l.accept)
 	return l, nil
@@ -60,7 +60,7 @@ func Listen(addr string, id *Identity, log *slog.Logger) (*Listener, error) {
 // Addr is the bound address.
 func (l *Listener) Addr() *net.TCPAddr { return l.tcp.Addr().(*net.TCPAddr) }
 
-// Of returns the listener of one protocol. Its Close does nothing to the port.
+// Of returns the listener of one protocol. Its Close ends the protocol alone.
 func (l *Listener) Of(protocol string) net.Listener { return l.queues[protocol] }
 
 // Dial connects to a daemon under one protocol.
@@ -126,6 +126,8 @@ func (l *Listener) handshake(c net.Conn) {
 	case q.conns <- t:
 	case <-l.stop:
 		t.Close()
+	case <-q.closed:
+		t.Close()
 	case <-time.After(handshakeTimeout): // nobody takes connections of this protocol now
 		t.Close()
 	}
@@ -133,9 +135,11 @@ func (l *Listener) handshake(c net.Conn) {
 
 // queue is the listener of one protocol: 64 connections wait at most.
 type queue struct {
-	conns chan net.Conn
-	stop  chan struct{}
-	addr  net.Addr
+	conns  chan net.Conn
+	stop   chan struct{}
+	closed chan struct{}
+	once   sync.Once
+	addr   net.Addr
 }
 
 func (q *queue) Accept() (net.Conn, error) {
@@ -144,10 +148,17 @@ func (q *queue) Accept() (net.Conn, error) {
 		return c, nil
 	case <-q.stop:
 		return nil, net.ErrClosed
+	case <-q.closed:
+		return nil, net.ErrClosed
 	}
 }
 
-func (q *queue) Close() error   { return nil }
+// Close ends the protocol, not the port.
+func (q *queue) Close() error {
+	q.once.Do(func() { close(q.closed) })
+	return nil
+}
+
 func (q *queue) Addr() net.Addr { return q.addr }
 
 func (q *queue) drain() {

@@ -130,6 +130,7 @@ func (d *Daemon) hello(h *wire.Hello) (*wire.Welcome, *wire.Error) {
 		d.log.Warn("the trainer is not watched by pidfd", "error", err)
 	}
 	l.lastMove = time.Now()
+	d.scan()
 	d.dirty = true
 	n := l.who.Incarnation
 	return &wire.Welcome{

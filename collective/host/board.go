@@ -25,6 +25,8 @@ const (
 	wordIn     = 2
 	wordStride = 3
 	wordOut    = 4
+	// wordSeq is Op.Seq of the newest operation posted, by which a daemon that adopts the board finds its place.
+	wordSeq = 5
 	// wordReduced counts the chunks of the member's own shard that are final in its output: progress(stamp, chunks).
 	wordReduced = 8
 	// wordLeft is the stamp of the newest operation in which the member reads nobody's memory any more.
@@ -92,9 +94,35 @@ func (b board) reset() {
 	}
 }
 
-// post publishes an operation.
+// mark is where the daemon before this one was on the board of a generation.
+type mark struct {
+	seq uint32 // number of the newest operation posted in the generation, 0 for none
+	op  uint64 // its Op.Seq
+}
+
+// adopted returns the mark of a generation on the board; seq is 0 when the board is of another one.
+func (b board) adopted(gen phalanx.Generation) mark {
+	of := stampOf(gen, 0)
+	var m mark
+	for _, i := range []int{wordPosted, wordLeft} {
+		if stamp := b.load(i); stamp != 0 && reached(stamp, of) {
+			m.seq = max(m.seq, uint32(stamp))
+		}
+	}
+	if m.seq != 0 {
+		m.op = b.load(wordSeq)
+	}
+	return m
+}
+
+// post publishes an operation. One that an earlier daemon of this member had posted already stays posted: others may be
+// reading, and what it has reduced counts.
 func (b board) post(stamp, sig uint64, op *Op) {
+	if r, ok := b.read(stamp); ok && r == (record{sig, op.InOffset, op.InStride, op.OutOffset}) {
+		return
+	}
 	b.clear()
+	b.store(wordSeq, op.Seq)
 	b.store(wordSig, sig)
 	b.store(wordIn, uint64(op.InOffset))
 	b.store(wordStride, uint64(op.InStride))

@@ -84,6 +84,7 @@ func newDirect(w *worker, op *Op, root int) *direct {
 	}
 	if op.sums() {
 		d.in = make([][]byte, w.fold.inputs)
+		d.reduced = counted(w.board.load(wordReduced), w.stamp) // by an earlier daemon of this member
 	}
 	return d
 }

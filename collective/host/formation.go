@@ -112,7 +112,9 @@ func checkMemory(r phalanx.Rank, segment, b []byte) error {
 
 func (f *formation) start() {
 	for _, w := range f.workers {
-		w.board.reset()
+		if w.adopted = w.board.adopted(f.gen); w.adopted.seq == 0 {
+			w.board.reset()
+		}
 	}
 	for _, w := range f.workers {
 		f.running.Go(w.run)

@@ -19,6 +19,9 @@ func (w *worker) operate(op *Op) error {
 	if err := w.admit(op, root); err != nil {
 		return err
 	}
+	if reached(w.board.load(wordLeft), w.stamp) {
+		return w.leave() // an earlier daemon of this member had moved everything; only the others are waited for
+	}
 	w.enter(op)
 	if err := w.drive(w.entered, w.notEntered); err != nil {
 		return err

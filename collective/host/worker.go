@@ -31,6 +31,9 @@ type worker struct {
 	halver  *halver // made by the first operation that needs it
 	waiting atomic.Pointer[Waiting]
 
+	// adopted is where the daemon before this one was in this generation; its first operation goes on from there.
+	adopted mark
+
 	op     *Op // that runs, or ran last
 	stamp  uint64
 	broken error         // set once an operation failed; nothing more runs then
@@ -164,6 +167,7 @@ func (w *worker) end() {
 // the inputs will notice.
 func (w *worker) execute(op *Op) error {
 	w.op = op
+	w.resume(op)
 	w.advance()
 	err := w.broken
 	if err == nil {
@@ -181,6 +185,20 @@ func (w *worker) execute(op *Op) error {
 	}
 	w.board.clear()
 	return fmt.Errorf("%s %d (%d in generation %s): %w", op.Kind, op.Seq, w.seq, w.f.gen, err)
+}
+
+// resume finds the place of the first operation after a daemon was replaced: the one that its predecessor was in, or the next.
+func (w *worker) resume(op *Op) {
+	if w.adopted.seq == 0 {
+		return
+	}
+	w.mu.Lock()
+	w.seq = w.adopted.seq
+	if op.Seq <= w.adopted.op {
+		w.seq--
+	}
+	w.mu.Unlock()
+	w.adopted = mark{}
 }
 
 // giveUp tells the others, so that they need not wait for a deadline.
