@@ -74,7 +74,7 @@ func (a *arbiter) fact(v *memberView, now time.Time) (elastic.MemberFact, bool) 
 	}
 	who := m.Incarnate
 	s, from := a.sibling(who)
-	if s != nil && !s.Trainer && !m.Finished {
+	if !m.Connected && s != nil && !s.Trainer && !m.Finished { // a daemon that speaks knows its trainer better
 		m.Possession = elastic.Possession{}
 		if s.Evidence != nil {
 			m.Evidence = append(m.Evidence, *s.Evidence)
