@@ -98,6 +98,23 @@ func localTrainers(st *node.Status, host string) []int {
 	return pids
 }
 
+// hurry ends daemons that do not end by themselves: one whose outcome is written has nothing left to lose, and one that is
+// still there long after the job was done waits for nobody.
+func (s *supervisor) hurry(now time.Time) {
+	for _, d := range s.daemons {
+		if d.pid == 0 {
+			continue
+		}
+		if d.endingAt.IsZero() && readOutcome(s.dir, d.index) != nil {
+			d.endingAt = now
+		}
+		if s.late(now) || !d.endingAt.IsZero() && now.Sub(d.endingAt) > leaveTime {
+			s.Log.Warn("daemon does not end and is killed; the job has ended for it", "member", s.Settings.Member(d.index), "pid", d.pid)
+			_ = unix.Kill(d.pid, unix.SIGKILL) // has ended meanwhile
+		}
+	}
+}
+
 // giveUpTime bounds how long the rest may take to leave in order after this run has failed.
 func (s *supervisor) giveUpTime() time.Duration {
 	return 2*time.Duration(s.Settings.Grace) + 30*time.Second

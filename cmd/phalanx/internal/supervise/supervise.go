@@ -23,9 +23,11 @@ import (
 )
 
 const (
-	quickDeath  = time.Second     // a daemon that ends sooner did not get to work
-	failedDeath = 5 * time.Second // likewise, when it said itself that it failed
-	maxQuick    = 5               // quick deaths in a row
+	leaveTime   = 30 * time.Second // for a daemon whose outcome is written, and for the last member of a job that is done
+	quickDeath  = time.Second      // a daemon that ends sooner did not get to work
+	failedDeath = 5 * time.Second  // likewise, when it said itself that it failed
+	maxQuick    = 5                // quick deaths in a row
+	lookEvery   = time.Second      // for daemons that do not end
 	stopRetry   = 200 * time.Millisecond
 	callTimeout = 5 * time.Second
 	lookTimeout = time.Second // for questions asked inside the loop
@@ -53,8 +55,9 @@ type daemon struct {
 	pid      int // 0: none lives
 	attached bool
 	started  time.Time
-	quick    int    // quick deaths in a row
-	unwatch  func() // lets the pidfd go
+	endingAt time.Time // when its outcome was first seen beside the living process
+	quick    int       // quick deaths in a row
+	unwatch  func()    // lets the pidfd go
 	stopSent context.CancelFunc
 	outcome  *node.Outcome
 	status   unix.WaitStatus // of the newest end, if it was a child
@@ -71,6 +74,7 @@ type supervisor struct {
 	stop    string      // why the job is being stopped, "" while it is not
 	failure *node.Problem
 	giveUpC <-chan time.Time // when the others have had time enough to leave after a failure
+	doneAt  time.Time        // when the first member of this host said that the job is done
 }
 
 type ending struct{ index, pid int }
@@ -196,14 +200,19 @@ func (s *supervisor) loop() (node.Outcome, error) {
 	children := make(chan os.Signal, 1) // 1: reaping takes all that have ended
 	signal.Notify(children, unix.SIGCHLD)
 	defer signal.Stop(children)
+	look := time.NewTicker(lookEvery)
+	defer look.Stop()
 	for !s.over() {
 		select {
+		case now := <-look.C:
+			s.hurry(now)
 		case <-s.ctx.Done():
 			return node.Outcome{}, context.Cause(s.ctx)
 		case <-children:
 			s.reap()
 		case <-s.giveUpC:
 			s.killAll()
+			s.failure.Err = fmt.Errorf("%w; the others did not leave in time and were killed", s.failure.Err)
 			return node.Outcome{}, s.failure
 		case e := <-s.ended:
 			if d := s.daemons[e.index]; d.pid == e.pid {
@@ -223,7 +232,9 @@ func (s *supervisor) loop() (node.Outcome, error) {
 	}
 	var outcomes []node.Outcome
 	for _, d := range s.daemons {
-		outcomes = append(outcomes, *d.outcome)
+		if d.outcome != nil { // none: killed after the job was done
+			outcomes = append(outcomes, *d.outcome)
+		}
 	}
 	return conclude(outcomes), nil
 }
@@ -231,30 +242,41 @@ func (s *supervisor) loop() (node.Outcome, error) {
 // over reports whether no daemon lives and none will be started.
 func (s *supervisor) over() bool {
 	for _, d := range s.daemons {
-		if d.pid != 0 || d.outcome == nil && s.failure == nil {
+		if d.pid != 0 || d.outcome == nil && !s.ending() {
 			return false
 		}
 	}
 	return true
 }
 
+// ending reports whether no daemon is started any more: the run has failed, or the job is done and took too long to say so.
+func (s *supervisor) ending() bool { return s.failure != nil || s.late(time.Now()) }
+
+// late reports whether the job has been done for longer than its last member may take to leave.
+func (s *supervisor) late(now time.Time) bool {
+	return !s.doneAt.IsZero() && now.Sub(s.doneAt) > time.Duration(s.Settings.Grace)+leaveTime
+}
+
 // died handles the end of a daemon: it has an outcome, or is started again, or is given up.
 func (s *supervisor) died(d *daemon) {
 	pid, lived := d.pid, time.Since(d.started)
 	member := s.Settings.Member(d.index)
-	d.pid = 0
+	d.pid, d.endingAt = 0, time.Time{}
 	d.unwatch()
 	if d.stopSent != nil {
 		d.stopSent()
 		d.stopSent = nil
 	}
 	if d.outcome = readOutcome(s.dir, d.index); d.outcome != nil {
-		s.Log.Info("member ended", "member", member, "step", uint64(d.outcome.Step), "code", d.outcome.Code, "reason", d.outcome.Reason)
+		s.Log.Info("member ended", "member", member, "step", uint64(d.outcome.Step), "code", d.outcome.Code)
+		if d.outcome.Done && s.doneAt.IsZero() {
+			s.doneAt = time.Now()
+		}
 		s.failedAlone(d)
 		return
 	}
-	if s.failure != nil {
-		return // the run is ending; nobody is started again
+	if s.ending() {
+		return
 	}
 	how := "ended"
 	if d.reaped == pid {
