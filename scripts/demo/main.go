@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Command demo shows that a training run whose members are killed ends with the same parameters as one that nobody touches.
+//
+// It drives the built programs from outside, by the surfaces that docs/cli.md promises, and checks from the job's own history
+// that nothing was achieved by starting everything again.
+package main
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"syscall"
+	"time"
+)
+
+const ranks = 4
+
+// limit is for the whole demo; what takes longer has failed.
+const limit = 150 * time.Second
+
+// plan is what is trained.
+type plan struct {
+	bin   string // folder of the programs
+	steps int
+	floor time.Duration // of a step, where something is to be killed in it
+	data  string
+}
+
+func main() {
+	var p plan
+	flag.StringVar(&p.bin, "bin", "bin", "folder of phalanx and phalanx-lm")
+	flag.IntVar(&p.steps, "steps", 400, "steps to train")
+	flag.DurationVar(&p.floor, "step-floor", 30*time.Millisecond, "least time of a step in the disturbed runs")
+	flag.StringVar(&p.data, "data", "", "folder of text (default: the Go source tree)")
+	flag.Parse()
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	dir, err := os.MkdirTemp("", "phalanx-demo-")
+	if err == nil {
+		p.bin, err = filepath.Abs(p.bin)
+	}
+	if err == nil {
+		err = demo(ctx, p, dir)
+	}
+	if err != nil {
+		fmt.Fprintf(os.Stderr, "demo: %v\n", err)
+		fmt.Fprintf(os.Stderr, "logs and output of the runs are in %s\n", dir)
+		os.Exit(1)
+	}
+	_ = os.RemoveAll(dir) // a temporary folder; the system removes it too
+}
+
+func demo(ctx context.Context, p plan, dir string) error {
+	began := time.Now()
+	fmt.Printf("training %d steps with %d ranks, three times\n", p.steps, ranks)
+
+	fmt.Println("\n1. undisturbed")
+	j, err := start(ctx, p, filepath.Join(dir, "undisturbed"), 0)
+	if err != nil {
+		return err
+	}
+	first, err := j.finish(ctx)
+	if err != nil {
+		return fmt.Errorf("undisturbed run: %w", err)
+	}
+
+	fmt.Println("\n2. disturbed: processes are killed while it trains")
+	second, err := disturbed(ctx, p, filepath.Join(dir, "disturbed"))
+	if err != nil {
+		return fmt.Errorf("disturbed run: %w", err)
+	}
+
+	fmt.Println("\n3. everything is killed, and the same command is given again")
+	third, err := resumed(ctx, p, filepath.Join(dir, "resumed"))
+	if err != nil {
+		return fmt.Errorf("killed and resumed run: %w", err)
+	}
+
+	fmt.Printf("\nundisturbed  %s\ndisturbed    %s\nresumed      %s\n", first, second, third)
+	if first != second || first != third {
+		return fmt.Errorf("the results differ")
+	}
+	fmt.Printf("identical (%.0f s)\n", time.Since(began).Seconds())
+	return nil
+}
+
+// disturbed kills members in every way that one machine allows, each time with everybody back in the world.
+func disturbed(ctx context.Context, p plan, dir string) (string, error) {
+	j, err := start(ctx, p, dir, p.floor)
+	if err != nil {
+		return "", err
+	}
+	defer j.kill()
+	h := &history{}
+	for _, k := range kills {
+		if err := j.strike(ctx, k, h); err != nil {
+			return "", fmt.Errorf("%s: %w", k.name, err)
+		}
+	}
+	digest, err := j.finish(ctx)
+	if err != nil {
+		return "", err
+	}
+	return digest, h.check()
+}
+
+// resumed kills the whole job in the middle.
+func resumed(ctx context.Context, p plan, dir string) (string, error) {
+	j, err := start(ctx, p, dir, p.floor/2)
+	if err != nil {
+		return "", err
+	}
+	defer j.kill()
+	third := uint64(p.steps) / 3
+	s, err := j.until(ctx, "a third of the steps are done", func(s *status) bool { return s.Step >= third })
+	if err != nil {
+		return "", err
+	}
+	pids := []int{j.cmd.Process.Pid}
+	for _, m := range s.Members {
+		pids = append(pids, m.DaemonPID, m.TrainerPID)
+	}
+	killed := 0
+	for _, pid := range pids {
+		if pid > 1 && syscall.Kill(pid, syscall.SIGKILL) == nil {
+			killed++
+		}
+	}
+	<-j.ended
+	j.sweep()
+	fmt.Printf("   killed run, daemons and trainers, %d processes, at step %d\n", killed, s.Step)
+	j, err = start(ctx, p, dir, p.floor/2)
+	if err != nil {
+		return "", err
+	}
+	defer j.kill()
+	s, err = j.until(ctx, "it trains again", func(s *status) bool { return s.Phase == "running" && len(s.World) > 0 })
+	if err != nil {
+		return "", err
+	}
+	fmt.Printf("   the same command goes on from step %d\n", s.ResumeStep)
+	if s.ResumeStep == 0 {
+		return "", fmt.Errorf("it began anew, nothing of %d steps was kept", third)
+	}
+	return j.finish(ctx)
+}

@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"syscall"
+	"time"
+)
+
+// kill is one way to disturb a job. victims are members; daemon says which of their processes is killed.
+type kill struct {
+	name    string
+	daemon  bool
+	victims func(s *status) []string
+}
+
+var kills = []kill{
+	{"SIGKILL of one trainer", false, func(s *status) []string { return followers(s)[:1] }},
+	{"SIGKILL of one daemon", true, func(s *status) []string { return followers(s)[1:2] }},
+	{"SIGKILL of the leader's daemon", true, func(s *status) []string { return []string{s.Leader} }},
+	{"SIGKILL of two trainers at once", false, func(s *status) []string { return followers(s)[1:3] }},
+	{"SIGKILL of the leader's trainer", false, func(s *status) []string { return []string{s.Leader} }},
+}
+
+// followers are the members of the world that do not lead, in rank order.
+func followers(s *status) []string {
+	return slices.DeleteFunc(slices.Clone(s.World), func(id string) bool { return id == s.Leader })
+}
+
+// history is what the job said of its changes, by generation, and what was seen beside it.
+type history struct {
+	seen   []transition
+	faults []string
+}
+
+func (h *history) note(s *status) (fresh []transition) {
+	for _, t := range s.Transitions {
+		i := slices.IndexFunc(h.seen, func(o transition) bool { return o.Generation == t.Generation })
+		if i >= 0 {
+			h.seen[i] = t // its last parts may have come since
+			continue
+		}
+		h.seen = append(h.seen, t)
+		fresh = append(fresh, t)
+	}
+	return fresh
+}
+
+// check reports what a run that passed by starting everything again would show.
+func (h *history) check() error {
+	var errs []error
+	for _, f := range h.faults {
+		errs = append(errs, errors.New(f))
+	}
+	for _, t := range h.seen {
+		if t.Rewind {
+			errs = append(errs, fmt.Errorf("generation %d is a rewind although holders of the state lived", t.Generation.Number))
+		}
+		if t.NewestStep > t.ResumeStep+1 {
+			errs = append(errs, fmt.Errorf("generation %d computes %d steps again", t.Generation.Number, t.NewestStep-t.ResumeStep))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// strike kills and waits until all ranks train again.
+func (j *job) strike(ctx context.Context, k kill, h *history) error {
+	before, err := j.until(ctx, "all ranks train", (*status).whole)
+	if err != nil {
+		return err
+	}
+	h.note(before)
+	// Not in the same step as the last recovery: a step or two of calm shows that training went on.
+	calm := before.Step + 3
+	before, err = j.until(ctx, "training goes on", func(s *status) bool { return s.whole() && s.Step >= calm })
+	if err != nil {
+		return err
+	}
+	h.note(before)
+	victims := k.victims(before)
+	at := time.Now()
+	for _, id := range victims {
+		pid := before.find(id).TrainerPID
+		if k.daemon {
+			pid = before.find(id).DaemonPID
+		}
+		if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+			return fmt.Errorf("kill %s, pid %d: %w", id, pid, err)
+		}
+	}
+	after, err := j.until(ctx, "all ranks train again", func(s *status) bool {
+		return s.whole() && s.Step > before.Step+1 && replaced(before, s, victims, k.daemon)
+	})
+	if err != nil {
+		return err
+	}
+	took := time.Since(at)
+	fmt.Printf("   %s: %v at step %d; all %d ranks again after %.2f s\n", k.name, victims, before.Step, ranks, took.Seconds())
+	j.report(h, after)
+	for _, m := range before.Members {
+		now := after.find(m.Member)
+		if slices.Contains(victims, m.Member) && !k.daemon || now == nil {
+			continue
+		}
+		if now.TrainerPID != m.TrainerPID {
+			h.faults = append(h.faults, fmt.Sprintf("%s: the trainer of %s was not hit and did not survive (pid %d, then %d)", k.name, m.Member, m.TrainerPID, now.TrainerPID))
+		}
+	}
+	return nil
+}
+
+// replaced reports whether every killed process has a successor.
+func replaced(before, s *status, victims []string, daemon bool) bool {
+	for _, id := range victims {
+		old, now := before.find(id), s.find(id)
+		if now == nil || daemon && now.DaemonPID == old.DaemonPID || !daemon && now.TrainerPID == old.TrainerPID {
+			return false
+		}
+	}
+	return true
+}
+
+// report prints the changes of the world since the last look.
+func (j *job) report(h *history, s *status) {
+	fresh := h.note(s)
+	if len(fresh) == 0 {
+		fmt.Println("      no new generation: the successor took over beside the living trainer")
+	}
+	for _, t := range fresh {
+		kind := "failure"
+		if t.Planned {
+			kind = "planned"
+		}
+		fmt.Printf("      generation %d (%s): %d ranks, resumes at step %d, %d computed again", t.Generation.Number, kind, len(t.Members), t.ResumeStep, t.NewestStep-min(t.NewestStep, t.ResumeStep))
+		if v := t.Seconds; v != nil {
+			fmt.Printf("; seconds: detect %.3f agree %.3f seal %.3f form %.3f heal %.3f first step %.3f",
+				v.Detect, v.Agree, v.Seal, v.Form, v.Heal, v.FirstStep)
+		}
+		fmt.Println()
+	}
+}
