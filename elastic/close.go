@@ -80,7 +80,7 @@ func (p Planner) formation(s *State, f *Facts, evidence []phalanx.Evidence, answ
 			continue
 		}
 		x := candidate{seat.Incarnate, seat.Coordinate, a.Possession.Possesses(floor.Label(seat.Coordinate))}
-		if known != nil && known.State == Draining || m != nil && m.Leaving {
+		if known != nil && known.State == Draining {
 			leavers = append(leavers, x)
 			continue
 		}
@@ -88,17 +88,8 @@ func (p Planner) formation(s *State, f *Facts, evidence []phalanx.Evidence, answ
 	}
 	spares := p.spares(s, f, floor)
 	seats := assemble(s, survivors, spares)
-	n := len(survivors)
-	if leavers, survivors = retain(floor, seats, survivors, spares, leavers); len(survivors) > n {
-		seats = assemble(s, survivors, spares)
-	}
-	for _, x := range leavers {
-		if known := s.Member(x.Member); known == nil || known.State != Draining {
-			c.Evictions = append(c.Evictions, Eviction{x.Incarnate, bestEvidence(evidence, x.Incarnate, f)})
-		}
-	}
 	c.World = p.world(s, floor, seats)
-	holders, missing := donors(floor, seats, survivors, spares)
+	holders, missing := donors(floor, seats, slices.Concat(survivors, spares), append(leavers, p.outside(s, f, floor, Draining)...))
 	c.Source = Source{Kind: FromLive, Holders: holders}
 	if initial(floor.Label(0)) {
 		c.Source = Source{Kind: FromSeed}
@@ -116,34 +107,24 @@ func answerOf(answers []Answer, who phalanx.Incarnate) *Answer {
 	return &answers[i]
 }
 
-// retain moves leavers back to the survivors while they alone possess a coordinate of the floor and there is a world that
-// needs it: they leave once somebody has healed from them.
-func retain(floor Floor, seats []phalanx.Seat, survivors, spares, leavers []candidate) (left, stay []candidate) {
-	if len(seats) == 0 {
-		return leavers, survivors
-	}
-	for {
-		_, missing := donors(floor, seats, survivors, spares)
-		i := slices.IndexFunc(leavers, func(x candidate) bool { return x.holds && x.coordinate == missing })
-		if missing < 0 || i < 0 {
-			return leavers, survivors
-		}
-		survivors = append(survivors, leavers[i])
-		leavers = slices.Delete(leavers, i, i+1)
-	}
-}
-
-// donors names those who possess a coordinate of the floor and keep it: in the world at their own coordinate, or outside.
+// donors names those who possess a coordinate of the floor and keep it: in the world at their own coordinate, or outside. Of
+// those who leave, only the ones are named that alone possess a coordinate: they serve from outside until the others stand.
 // It returns the first coordinate that has none, -1 when all have one; the seed supplies step 0.
-func donors(floor Floor, seats []phalanx.Seat, survivors, spares []candidate) ([]phalanx.MemberID, int) {
+func donors(floor Floor, seats []phalanx.Seat, stay, leave []candidate) ([]phalanx.MemberID, int) {
 	var names []phalanx.MemberID
 	found := make([]bool, len(floor.Labels))
-	for _, x := range slices.Concat(survivors, spares) {
+	for _, x := range stay {
 		i := slices.IndexFunc(seats, func(seat phalanx.Seat) bool { return seat.Member == x.Member })
 		if !x.holds || i >= 0 && seats[i].Coordinate != x.coordinate {
 			continue
 		}
 		names, found[x.coordinate] = append(names, x.Member), true
+	}
+	without := slices.Clone(found)
+	for _, x := range leave {
+		if x.holds && !without[x.coordinate] && len(seats) > 0 {
+			names, found[x.coordinate] = append(names, x.Member), true
+		}
 	}
 	slices.SortFunc(names, phalanx.CompareMemberIDs)
 	if floor.Step == 0 {
@@ -194,14 +175,22 @@ func (p Planner) rewind(s *State, f *Facts, evidence []phalanx.Evidence, answers
 
 // spares are the members outside of the world that can sit in the next one.
 func (p Planner) spares(s *State, f *Facts, floor Floor) []candidate {
+	return p.outside(s, f, floor, Spare, Joining)
+}
+
+// outside are the members outside of the world in one of the states that are there with a living trainer.
+func (p Planner) outside(s *State, f *Facts, floor Floor, states ...MemberState) []candidate {
 	var out []candidate
 	for i := range s.Members {
 		m := &s.Members[i]
-		if m.State != Spare && m.State != Joining {
+		if !slices.Contains(states, m.State) || s.World.Has(m.Incarnate) {
 			continue
 		}
 		x := f.Fact(m.Member)
-		if x == nil || x.Incarnation != m.Incarnation || !x.Connected || x.Dead || x.Silent || !x.Possession.Trainer || x.Leaving || x.Failed {
+		if x == nil || x.Incarnation != m.Incarnation || !x.Connected || x.Dead || x.Silent || !x.Possession.Trainer || x.Failed {
+			continue
+		}
+		if x.Leaving && m.State != Draining {
 			continue
 		}
 		c := candidate{Incarnate: m.Incarnate, coordinate: x.Possession.held(floor)}
@@ -218,7 +207,7 @@ func accused(evidence []phalanx.Evidence, who phalanx.Incarnate) bool {
 			return false
 		}
 		switch e.Kind {
-		case phalanx.TrainerExited, phalanx.HostSilent, phalanx.Stalled, phalanx.Hung, phalanx.NotReady:
+		case phalanx.TrainerExited, phalanx.HostSilent, phalanx.Stalled, phalanx.Hung, phalanx.NotReady, phalanx.HealFailed:
 			return true
 		}
 		return false

@@ -37,6 +37,7 @@ type arbiter struct {
 	votersAt time.Time
 	stop     bool
 	stopAt   time.Time
+	leaveAt  time.Time // when the first member said that it leaves
 	formedAt time.Time // when the current generation was applied here
 	progress int64     // sum of heal progress, to tell slow from stuck
 	movedAt  time.Time

@@ -367,7 +367,7 @@ func (d *Daemon) listenBell() {
 func (d *Daemon) serve(dir string) {
 	d.serveSocket()
 	api := &http.Server{Handler: d.peerAPI(), ReadHeaderTimeout: 5 * time.Second}
-	d.ends.Go(func() { _ = api.Serve(d.listener.Of(ProtoAPI)) })
+	d.ends.Go(func() { _ = api.Serve(plainConns{d.listener.Of(ProtoAPI)}) })
 	d.ends.Go(func() { <-d.ctx.Done(); _ = api.Close() })
 	d.ends.Go(func() { d.acceptStreams(d.listener.Of(ProtoStream)) })
 	d.ends.Go(func() { d.peers.accept(d.listener.Of(ProtoPeer), ProtoPeer) })

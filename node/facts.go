@@ -14,6 +14,9 @@ import (
 // joinWindow is how long the first world waits for members beyond the minimum.
 const joinWindow = 30 * time.Second
 
+// leaveTogether is how long members that leave wait for others that were asked to leave at the same time.
+const leaveTogether = time.Second
+
 // facts gathers what the planner may know, with deadlines turned into named facts.
 func (a *arbiter) facts(now time.Time) *elastic.Facts {
 	d := a.d
@@ -44,9 +47,21 @@ func (a *arbiter) facts(now time.Time) *elastic.Facts {
 		newest = max(newest, own.Step)
 	}
 	f.Boundary = newest + 2
+	f.Stop = a.stop || leaving > 0 && leaving == len(f.Members)
+	switch {
+	case leaving == 0:
+		a.leaveAt = time.Time{}
+	case a.leaveAt.IsZero():
+		a.leaveAt = now
+	}
+	if leaving > 0 && !f.Stop && now.Sub(a.leaveAt) < leaveTogether {
+		for i := range f.Members { // the others of a stop that was sent to all of them are about to say so
+			f.Members[i].Leaving = false
+		}
+	}
+	a.stop = f.Stop
 	slices.SortFunc(f.Members, func(x, y elastic.MemberFact) int { return phalanx.CompareMemberIDs(x.Member, y.Member) })
 	f.JoinClosed = now.Sub(a.since) > joinWindow
-	f.Stop = a.stop || leaving > 0 && leaving == len(f.Members)
 	return f
 }
 

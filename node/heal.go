@@ -68,7 +68,7 @@ func (d *Daemon) startHealing(do elastic.Heal) {
 	d.log.Info("heals", "generation", do.Generation.String(), "to", do.Label.String(), "source", string(do.Source.Kind), "bytes", h.total)
 	d.ends.Go(func() {
 		defer close(h.done)
-		err := h.read(ctx, world, state)
+		err := h.persist(ctx, world, state)
 		if err == nil || ctx.Err() != nil {
 			return
 		}
@@ -107,6 +107,22 @@ func (h *healing) moved() {
 	if h.life.seen.Healed.Generation == h.do.Generation && h.life.seen.Healed.OK && h.d.timings.HealedNS == 0 {
 		h.d.timings.HealedNS = time.Now().UnixNano()
 		h.d.dirty = true
+	}
+}
+
+// persist tries again for as long as sources may still become readable: a donor that rolls forward, a connection that broke.
+func (h *healing) persist(ctx context.Context, world phalanx.World, s *elastic.State) error {
+	for try := 0; ; try++ {
+		err := h.read(ctx, world, s)
+		if err == nil || try == 4 {
+			return err
+		}
+		h.d.log.Info("heal is tried again", "generation", h.do.Generation.String(), "error", err)
+		select {
+		case <-time.After(100 * time.Millisecond << try):
+		case <-ctx.Done():
+			return ctx.Err()
+		}
 	}
 }
 

@@ -179,3 +179,16 @@ func memberOf(c net.Conn) phalanx.MemberID {
 	}
 	return ""
 }
+
+// plainConns hides from net/http that its connections are TLS: it would end those whose ALPN protocol it does not know.
+type plainConns struct{ net.Listener }
+
+type plainConn struct{ net.Conn }
+
+func (p plainConns) Accept() (net.Conn, error) {
+	c, err := p.Listener.Accept()
+	if err != nil {
+		return nil, err
+	}
+	return plainConn{c}, nil
+}

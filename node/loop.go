@@ -281,6 +281,7 @@ func (d *Daemon) newIncarnation() error {
 		d.retire(d.life)
 	}
 	d.life = l
+	d.lease, d.leaseOK, d.asked = 0, false, time.Time{} // a lease belongs to one life
 	l.identify(d.cfg.Index, false)
 	l.machine = elastic.NewMachine(l.who, d.state, elastic.Page{})
 	d.log.Info("new incarnation", "incarnation", uint64(n))
