@@ -267,15 +267,34 @@ func (s *State) moveMembers(old phalanx.World) {
 			m.Coordinate = seat.Coordinate // asked while this world was being made: it leaves with the next one
 		case seat != nil:
 			m.State, m.Coordinate, m.Why = Active, seat.Coordinate, ""
-		case m.State == Draining && m.Quarantine:
-			m.State, m.Coordinate = Quarantined, -1
+		case m.State == Draining && s.donates(m.Member):
+			// It alone possesses a coordinate: it leaves when the others stand. Nobody heals in a halted world, which may need it
+			// to go on, so there the drain is void.
+			if s.Phase == Halted && m.Quarantine {
+				m.leave()
+			} else if s.Phase == Halted {
+				m.State = Spare
+			}
 		case m.State == Draining:
-			m.State, m.Coordinate = Gone, -1
+			m.leave()
 		case old.Has(m.Incarnate):
 			m.State = Spare // a leftover of a broken group keeps its coordinate and shard
 		}
 	}
 	s.sortOutSpares()
+}
+
+// donates reports whether others may still read the state of the floor from this member.
+func (s *State) donates(id phalanx.MemberID) bool {
+	return !s.Activated && s.Source.Kind == FromLive && slices.Contains(s.Source.Holders, id)
+}
+
+// leave ends a drain.
+func (m *Member) leave() {
+	m.State, m.Coordinate = Gone, -1
+	if m.Quarantine {
+		m.State = Quarantined
+	}
 }
 
 // remember keeps the slot in work of the trainer that died last.
@@ -328,6 +347,11 @@ func (s *State) activate(c Activate) error {
 		return ErrIllegal
 	}
 	s.Phase, s.Activated = Running, true
+	for i := range s.Members {
+		if m := &s.Members[i]; m.State == Draining && !s.World.Has(m.Incarnate) {
+			m.leave() // a step was committed: everybody has healed
+		}
+	}
 	if n := len(s.Transitions); n > 0 && s.Transitions[n-1].Generation == c.Generation {
 		seconds := c.Seconds
 		s.Transitions[n-1].Seconds = &seconds
@@ -361,8 +385,8 @@ func (s *State) mark(id phalanx.MemberID, to MemberState, why string) error {
 	}
 	m.Quarantine = m.Quarantine || to == Quarantined
 	switch {
-	case s.World.Has(m.Incarnate) && m.State != Gone:
-		to = Draining // only the next generation takes it out of the world
+	case m.State != Gone && (s.World.Has(m.Incarnate) || s.Phase == Forming && s.donates(m.Member)):
+		to = Draining // only the next generation takes it out of the world, and the end of its heals out of service
 	case to == Draining:
 		to, m.Coordinate = Gone, -1
 	case m.State == Gone:

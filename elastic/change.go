@@ -55,11 +55,7 @@ func (p Planner) wanted(s *State, f *Facts) (bool, string) {
 	var survivors []candidate
 	for _, seat := range s.World.Seats {
 		m := s.Member(seat.Member)
-		x := f.Fact(seat.Member)
 		if m != nil && m.State == Draining {
-			continue
-		}
-		if x != nil && x.Leaving {
 			continue
 		}
 		survivors = append(survivors, candidate{seat.Incarnate, seat.Coordinate, true})

@@ -69,8 +69,8 @@ func checkMembers(s *State) (errs []error) {
 				wrong("%s is active and not in the world", m.Incarnate)
 			}
 		case Draining:
-			if !inWorld {
-				wrong("%s is draining and not in the world", m.Incarnate)
+			if !inWorld && !s.donates(m.Member) {
+				wrong("%s is draining, not in the world and nobody's donor", m.Incarnate)
 			}
 		case Joining, Spare, Quarantined, Gone:
 			if inWorld {

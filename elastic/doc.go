@@ -160,7 +160,7 @@
 // Possession is exact: a living trainer whose label is the floor's, with its coordinate, or that stands one step below with
 // the gradient that makes it, or is applying that gradient now. Everything else heals. Donors stay where they are because
 // nobody can decide the next step without the vote of the one that heals; leftovers of broken groups and spares serve from
-// outside of the world. A member that leaves while it alone possesses a coordinate stays until another one has healed.
+// outside of the world. A member that leaves while it alone possesses a coordinate does so too, until the first commit.
 //
 // When a coordinate of the resume step is possessed by nobody, and nobody out of reach may still train, the next entry is a
 // rewind to the newest step of the lineage of which every coordinate exists: with living trainers, in slabs, in the store,

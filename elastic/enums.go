@@ -54,7 +54,8 @@ const (
 	Active
 	// Spare: ready and not in the world, because the world is full or its group broke.
 	Spare
-	// Draining: asked to leave; in the world until the next generation.
+	// Draining: asked to leave; in the world until the next generation. One that alone possesses a coordinate then serves from
+	// outside until the first commit.
 	Draining
 	// Quarantined: kept out until lifted.
 	Quarantined

@@ -52,6 +52,9 @@ func (p Planner) Plan(s *State, f *Facts) Plan {
 	if plan, ok := p.dropOutside(s, f); ok {
 		return plan
 	}
+	if plan, ok := p.drainLeaving(s, f); ok {
+		return plan
+	}
 	if s.World.Generation.IsZero() || s.World.Size() == 0 {
 		return p.open(s, f)
 	}
@@ -164,6 +167,11 @@ func (p Planner) dropOutside(s *State, f *Facts) (Plan, bool) {
 		if x == nil {
 			continue
 		}
+		if m.State == Draining && x.Leaving { // it leaves already, and still serves those that heal from it
+			stays := *x
+			stays.Leaving = false
+			x = &stays
+		}
 		if e, lost := lostEvidence(f, x, m.Incarnate); lost {
 			c.Evictions = append(c.Evictions, Eviction{m.Incarnate, e})
 		}
@@ -172,6 +180,17 @@ func (p Planner) dropOutside(s *State, f *Facts) (Plan, bool) {
 		return Plan{}, false
 	}
 	return Plan{Command: c, Why: c.Evictions[0].Evidence.String()}, true
+}
+
+// drainLeaving makes a drain of what a host asks for its member in the world: it is a planned change like any other.
+func (p Planner) drainLeaving(s *State, f *Facts) (Plan, bool) {
+	for _, seat := range s.World.Seats {
+		x, m := f.Fact(seat.Member), s.Member(seat.Member)
+		if x != nil && x.Incarnation == seat.Incarnation && x.Leaving && m != nil && m.State == Active {
+			return Plan{Command: Drain{seat.Member, "its host asks it to leave"}, Why: fmt.Sprintf("%s is asked to leave", seat.Incarnate)}, true
+		}
+	}
+	return Plan{}, false
 }
 
 // lostEvidence reports whether the incarnation is lost according to x.
@@ -272,7 +291,7 @@ func (p Planner) open(s *State, f *Facts) Plan {
 	seats := assemble(s, nil, ready)
 	if source.Kind == FromLive {
 		var missing int
-		if source.Holders, missing = donors(floor, seats, nil, ready); missing >= 0 {
+		if source.Holders, missing = donors(floor, seats, ready, p.outside(s, f, floor, Draining)); missing >= 0 {
 			floor, source = p.origin(s, f, false)
 		}
 	}
@@ -315,7 +334,7 @@ func newestCopies(s *State, f *Facts, kind SourceKind) (Floor, []phalanx.MemberI
 			continue
 		}
 		if kind == FromLive {
-			if m.Possession.standsAt(m.Possession.Label) && !m.Silent && !m.Leaving && !m.Failed {
+			if m.Possession.standsAt(m.Possession.Label) && !m.Silent && !m.Failed {
 				all = append(all, have{m.Possession.Label, m.Member})
 			}
 			continue

@@ -291,9 +291,9 @@ func TestRandom(t *testing.T) {
 		r.closed = rapid.Bool().Draw(t, "closed")
 		r.run()
 		r.limit = 1000
-		left := rapid.IntRange(0, 6).Draw(t, "mishaps")
-		for range rapid.IntRange(0, 120).Draw(t, "acts") {
-			if left > 0 && rapid.IntRange(0, 9).Draw(t, "fate") == 0 {
+		left := rapid.IntRange(0, 12).Draw(t, "mishaps")
+		for range rapid.IntRange(0, 250).Draw(t, "acts") {
+			if left > 0 && rapid.IntRange(0, 7).Draw(t, "fate") == 0 {
 				left--
 				r.mishap()
 			} else {
