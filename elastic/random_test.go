@@ -63,7 +63,10 @@ var mishaps = map[string]func(*sim, *simMember) bool{
 		return cut
 	},
 	"new life": func(s *sim, m *simMember) bool {
-		if !m.fenced && !m.lost {
+		// A life that the log never knew ends without an entry.
+		x := s.state().Member(m.me.Member)
+		unknown := x == nil || x.Incarnation < m.me.Incarnation
+		if !m.fenced && !m.lost && !(unknown && !m.trainer.Trainer) {
 			return false
 		}
 		s.start(m.me.Member)

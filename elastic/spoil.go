@@ -24,7 +24,7 @@ func spoilers(s *State, evidence, blamed []phalanx.Evidence, answers []Answer) [
 	before := s.Transitions[n-1].Evidence
 	var out []phalanx.Evidence
 	for _, e := range evidence {
-		if e.Kind != phalanx.VotedNotOK && e.Kind != phalanx.HealFailed {
+		if e.Kind != phalanx.VotedNotOK {
 			continue
 		}
 		again := slices.ContainsFunc(before, func(b phalanx.Evidence) bool { return b.Kind == e.Kind && b.About == e.About })
