@@ -57,6 +57,8 @@ type StreamWelcome struct {
 	Refused string `json:"refused,omitempty"`
 	Term    uint64 `json:"term"`
 	Roster  []Peer `json:"roster,omitempty"`
+	// State is what a daemon that does not lead has read, if that is more than the asker has.
+	State *elastic.State `json:"state,omitempty"`
 }
 
 // Peer is where a daemon is reached and what it is.

@@ -72,7 +72,7 @@ func (u *upstream) follow() {
 		if err != nil && d.ctx.Err() == nil {
 			d.log.Debug("no stream to a leader", "error", err)
 		}
-		if next != "" && next != hint {
+		if next != "" && next != hint && next != d.addr() {
 			hint = next
 			continue
 		}
@@ -163,6 +163,9 @@ func (u *upstream) stream(addr string) (next string, err error) {
 	case !w.Leading:
 		if len(w.Roster) > 0 {
 			d.roster.learn(w.Roster)
+		}
+		if w.State != nil && w.State.Seq > local.Seq { // committed, whoever leads: a daemon that comes back need not wait for an election
+			d.post(func() { d.adoptState(w.State) })
 		}
 		return w.Leader, nil
 	}

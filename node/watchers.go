@@ -10,7 +10,6 @@ import (
 	"sync"
 	"time"
 
-	"phalanx"
 	"phalanx/membership"
 )
 
@@ -137,6 +136,9 @@ func (d *Daemon) serveStream(conn *tls.Conn) {
 	case h.ProtocolMin > ProtocolVersion || h.ProtocolMax < ProtocolVersion:
 		welcome.Refused = "no common protocol version; upgrade the older daemon"
 	case !welcome.Leading:
+		if st := d.replica.state.Load(); st.Seq > h.From {
+			welcome.State = st
+		}
 		if _, addr, ok := d.raft.Leader(); ok {
 			welcome.Leader = addr
 		}
@@ -265,5 +267,3 @@ func (s *downstream) push() error {
 	return nil
 }
 
-// peerOfStream is who is at the other end.
-func (s *downstream) member() phalanx.MemberID { return s.peer.Member }
