@@ -35,6 +35,7 @@ var layers = []layer{
 		"breaks everything below it"},
 	{"cmd", []string{".", "kernels", "elastic", "consensus", "membership", "collective", "ckpt", "client", "client/wire", "node", "chaos"},
 		"reads flags and environment and puts the parts together"},
+	{"scripts", nil, "drives the built programs from outside, by the surfaces that docs/cli.md promises"},
 }
 
 // outsider says which folders may import a module from outside. Of two entries that hold a package the longer one counts.

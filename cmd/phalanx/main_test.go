@@ -36,7 +36,7 @@ func TestScripts(t *testing.T) {
 			return nil
 		},
 		RequireExplicitExec: true,
-		Cmds:                map[string]func(*testscript.TestScript, bool, []string){"code": exitsWith},
+		Cmds:                map[string]func(*testscript.TestScript, bool, []string){"code": exitsWith, "damage": damageByte},
 	})
 }
 
@@ -56,4 +56,16 @@ func exitsWith(ts *testscript.TestScript, neg bool, args []string) {
 	if got != args[0] {
 		ts.Fatalf("%v: exit code %s (%v), want %s", args[1:], got, err, args[0])
 	}
+}
+
+// damageByte changes the first byte of a file.
+func damageByte(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) != 1 {
+		ts.Fatalf("usage: damage file")
+	}
+	path := ts.MkAbs(args[0])
+	b, err := os.ReadFile(path)
+	ts.Check(err)
+	b[0] ^= 1
+	ts.Check(os.WriteFile(path, b, 0o600))
 }
