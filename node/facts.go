@@ -20,7 +20,7 @@ const leaveTogether = time.Second
 // facts gathers what the planner may know, with deadlines turned into named facts.
 func (a *arbiter) facts(now time.Time) *elastic.Facts {
 	d := a.d
-	f := &elastic.Facts{Round: a.round, Store: a.store, UnixNS: now.UnixNano(), LeaseOut: now.Sub(a.grantAt) > leaseLength && now.Sub(a.since) > leaseLength, Stop: a.stop}
+	f := &elastic.Facts{Leader: d.me(), Round: a.round, Store: a.store, UnixNS: now.UnixNano(), LeaseOut: now.Sub(a.grantAt) > leaseLength && now.Sub(a.since) > leaseLength, Stop: a.stop}
 	newest := d.committed()
 	leaving := 0
 	for _, v := range a.members {

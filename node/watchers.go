@@ -266,4 +266,3 @@ func (s *downstream) push() error {
 	s.mu.Unlock()
 	return nil
 }
-
