@@ -130,16 +130,23 @@ func (d *Daemon) handleHello(w http.ResponseWriter, r *http.Request) {
 	if !readBody(w, r, &h) {
 		return
 	}
-	var welcome *wire.Welcome
-	var refused *wire.Error
-	if err := d.onLoop(r.Context(), func() { welcome, refused = d.hello(&h) }); err != nil {
-		refused = &wire.Error{Message: err.Error(), Code: wire.CodeBusy}
+	type answer struct {
+		welcome *wire.Welcome
+		refused *wire.Error
 	}
-	if refused != nil {
-		respond(w, http.StatusConflict, refused)
+	answered := make(chan answer, 1) // 1: the loop answers once, also a trainer that has gone meanwhile
+	if err := d.onLoop(r.Context(), func() {
+		welcome, refused := d.hello(&h)
+		answered <- answer{welcome, refused}
+	}); err != nil {
+		respond(w, http.StatusConflict, wire.Error{Message: err.Error(), Code: wire.CodeBusy})
 		return
 	}
-	respond(w, http.StatusOK, welcome)
+	if a := <-answered; a.refused != nil {
+		respond(w, http.StatusConflict, a.refused)
+	} else {
+		respond(w, http.StatusOK, a.welcome)
+	}
 }
 
 // handleStop asks this host's member to leave; when every member leaves, the job stops and resumes with the next run.
@@ -219,6 +226,7 @@ func (d *Daemon) handleRequest(w http.ResponseWriter, r *http.Request, ask *Requ
 		case words = <-answer:
 		case <-ctx.Done():
 			err = errors.New("the leader has not answered; see phalanx status")
+			d.post(func() { delete(d.waiting, ask.ID) })
 		}
 	}
 	switch {

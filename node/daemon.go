@@ -14,7 +14,6 @@ import (
 	"strconv"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -57,6 +56,8 @@ type Daemon struct {
 	bells    *wire.Bells
 	store    ckpt.Store
 	raft     *consensus.Log
+	server   atomic.Pointer[string] // the Raft server's name, for goroutines that may run before raft is set
+	lock     *os.File               // the member's lock
 	replica  *replica
 	engine   *host.Engine
 	roster   *roster
@@ -182,6 +183,8 @@ func (d *Daemon) open() (err error) {
 	if err != nil {
 		return &Problem{CodeFailed, fmt.Errorf("open the log: %w", err), "move " + filepath.Join(dir, "raft") + " aside to come back as a new server"}
 	}
+	server := d.raft.ServerID()
+	d.server.Store(&server)
 	if err := d.found(); err != nil {
 		return err
 	}
@@ -251,7 +254,10 @@ func (d *Daemon) close() {
 	if d.bells != nil {
 		_ = d.bells.Unmap()
 	}
-	_ = os.Remove(d.paths.DaemonFile(d.cfg.Index))
+	if d.lock != nil { // last: a successor must find everything free
+		_ = os.Remove(d.paths.DaemonFile(d.cfg.Index))
+		_ = d.lock.Close()
+	}
 }
 
 // lockMember takes the member's lock, which the kernel frees at this process's end.
@@ -262,7 +268,7 @@ func (d *Daemon) lockMember(dir string) error {
 	}
 	for end := time.Now().Add(2 * time.Second); ; {
 		if err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err == nil {
-			d.ends.Go(func() { <-d.ctx.Done(); f.Close() })
+			d.lock = f
 			break
 		}
 		if time.Now().After(end) {
@@ -323,8 +329,8 @@ func (d *Daemon) addr() string {
 // self is what others know about this daemon.
 func (d *Daemon) self() Peer {
 	p := Peer{Incarnate: phalanx.Incarnate{Member: d.me()}, Host: d.cfg.Host, Addr: d.addr(), BootID: membership.BootID(), DaemonPID: os.Getpid()}
-	if d.raft != nil {
-		p.Server = d.raft.ServerID()
+	if s := d.server.Load(); s != nil { // Raft asks for addresses while it opens
+		p.Server = *s
 	}
 	return p
 }
@@ -366,7 +372,8 @@ func (d *Daemon) listenBell() {
 // serve starts the servers: the unix socket of the trainer and the command line, and HTTP for the other daemons.
 func (d *Daemon) serve(dir string) {
 	d.serveSocket()
-	api := &http.Server{Handler: d.peerAPI(), ReadHeaderTimeout: 5 * time.Second}
+	// A reader that vanishes while it is written to must not hold a life's memory for ever: a write ends with its deadline.
+	api := &http.Server{Handler: d.peerAPI(), ReadHeaderTimeout: 5 * time.Second, WriteTimeout: 30 * time.Second}
 	d.ends.Go(func() { _ = api.Serve(plainConns{d.listener.Of(ProtoAPI)}) })
 	d.ends.Go(func() { <-d.ctx.Done(); _ = api.Close() })
 	d.ends.Go(func() { d.acceptStreams(d.listener.Of(ProtoStream)) })
@@ -410,11 +417,4 @@ func (r raftLayer) Dial(address consensus.ServerAddress, timeout time.Duration) 
 	ctx, cancel := context.WithTimeout(r.d.ctx, timeout)
 	defer cancel()
 	return r.d.listener.Dial(ctx, string(address), ProtoRaft)
-}
-
-// signalTrainer passes a signal on to the trainer's process group.
-func (d *Daemon) signalTrainer(s syscall.Signal) {
-	if d.life != nil {
-		d.life.trainer.signal(s)
-	}
 }

@@ -251,6 +251,9 @@ func (d *Daemon) formEngine(world phalanx.World, l *life) error {
 	d.forming.Lock()
 	defer d.forming.Unlock()
 	seat := world.SeatOf(l.who.Member)
+	if l.retired.Load() { // its memory is unmapped under the same lock
+		return fmt.Errorf("form %s: %w", world.Generation, phalanx.ErrStaleGeneration)
+	}
 	if seat == nil || l.segment == nil || l.board == nil {
 		return fmt.Errorf("form %s: the trainer has no segment", world.Generation)
 	}

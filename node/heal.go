@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -27,14 +26,12 @@ type healing struct {
 	do     elastic.Heal
 	cancel context.CancelFunc
 	done   chan struct{}
-	change chan struct{} // 1: the trainer has answered something
-	free   chan int      // the places of the fill ring that are free
+	free   chan int // the places of the fill ring that are free
 	slots  [wire.FillCount]chan uint64
 	seq    atomic.Uint64
 	bytes  atomic.Int64
 	total  int64
 	begun  time.Time
-	once   sync.Once
 }
 
 // sequenceBase is above every number that an earlier daemon on this page has used: they grow with the clock.
@@ -265,11 +262,15 @@ func (h *healing) write(ctx context.Context, tensor int, off int64, p []byte) er
 }
 
 func (h *healing) piece(ctx context.Context, tensor int, off int64, p []byte) error {
+	deadline := time.NewTimer(formDeadline)
+	defer deadline.Stop()
 	var i int
 	select {
 	case i = <-h.free:
 	case <-ctx.Done():
 		return ctx.Err()
+	case <-deadline.C:
+		return fmt.Errorf("the trainer gave no place for bytes free for %s", formDeadline)
 	}
 	l := h.life
 	at := l.fillSlot(i)
@@ -277,14 +278,12 @@ func (h *healing) piece(ctx context.Context, tensor int, off int64, p []byte) er
 	seq := h.seq.Add(1)
 	l.page.WriteFill(i, wire.Fill{Generation: h.do.Generation, Sequence: seq, Tensor: tensor, Offset: off, Length: int64(len(p)), SegmentOffset: at})
 	h.d.ringTrainer()
-	deadline := time.NewTimer(formDeadline)
-	defer deadline.Stop()
 	for {
 		if got, status := wire.ParseAnswer(l.page.Filled(i)); got == seq {
+			h.free <- i // answered: the trainer reads it no more
 			if status != wire.StatusOK {
 				return fmt.Errorf("the trainer refused bytes of tensor %d: %s", tensor, status)
 			}
-			h.free <- i
 			return nil
 		}
 		select {

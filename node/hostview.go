@@ -27,9 +27,7 @@ type sibling struct {
 	bell     wire.Bell
 	daemon   bool
 	trainer  bool
-	daemonAt time.Time // when the daemon was last found alive
 	stopped  membership.Stopped
-	isHalted bool
 	voteSeq  uint64
 	goneNS   int64 // when its trainer was seen dead
 	working  wire.Work

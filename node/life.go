@@ -257,8 +257,12 @@ func (l *life) slabLabels() []phalanx.Label {
 	if l.slabs == nil {
 		return nil
 	}
-	h, n := l.slabs.ReadHeader()
-	if n == 0 || h.State != wire.SlabStateFull || h.LayoutHash != l.slabs.Layout().Hash {
+	return wholeLabels(l.slabs)
+}
+
+func wholeLabels(s *wire.Slab) []phalanx.Label {
+	h, n := s.ReadHeader()
+	if n == 0 || h.State != wire.SlabStateFull || h.LayoutHash != s.Layout().Hash {
 		return nil
 	}
 	return []phalanx.Label{h.Label()}

@@ -49,7 +49,6 @@ type voteLink struct {
 }
 
 type dataLink struct {
-	life phalanx.Incarnation // 0: any
 	link *host.Link
 }
 

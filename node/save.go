@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -119,10 +120,11 @@ func (s *saver) write(m *SaveAsk, label phalanx.Label) {
 		if err != nil {
 			out.Failed = err.Error()
 		}
+		ended := ctx.Err() != nil
 		close(done)
 		d.post(func() {
 			s.writing = false
-			if err != nil && ctx.Err() == nil {
+			if err != nil && !ended {
 				d.log.Warn("the share of a save is not written", "step", uint64(m.Attempt.Step), "error", err)
 			}
 			failpoint("shard-written")
@@ -258,36 +260,56 @@ func (s *saver) needs(n phalanx.Incarnation) bool {
 
 // serveSlab reads from the slab with the wanted label: the present life's or an earlier one's.
 func (s *saver) serveSlab(ctx context.Context, q stateQuery, use func([]byte) error) error {
-	answer := make(chan *life, 1) // 1: the loop answers once
-	s.d.post(func() { answer <- s.d.life })
-	var own *life
+	answer := make(chan ownSlab, 1) // 1: the loop answers once
+	s.d.post(func() {
+		l := s.d.life
+		answer <- ownSlab{l, l.slabs, l.layout}
+	})
+	var own ownSlab
 	select {
 	case own = <-answer:
 	case <-ctx.Done():
 		return ctx.Err()
 	}
+	b, err := s.readSlab(own, q)
+	if err != nil {
+		return err
+	}
+	return use(b)
+}
+
+// ownSlab is the slab of the present life as the loop has it.
+type ownSlab struct {
+	life   *life
+	slab   *wire.Slab
+	layout []phalanx.TensorInfo
+}
+
+// readSlab copies the wanted bytes under the lock that keeps slabs mapped. The loop takes it too, so that it is not held while
+// somebody far away receives.
+func (s *saver) readSlab(own ownSlab, q stateQuery) ([]byte, error) {
 	s.mu.Lock()
-	defer s.mu.Unlock() // held over the read, so that nothing is unmapped; a rewind is no time to hurry
+	defer s.mu.Unlock()
 	o := s.old
 	if o == nil || o.label != q.label {
-		if own == nil || own.retired.Load() || own.slabs == nil {
-			return fmt.Errorf("no slab of %s here: %w", q.label, errNotYet)
+		if own.slab == nil || own.life.retired.Load() {
+			return nil, fmt.Errorf("no slab of %s here: %w", q.label, errNotYet)
 		}
-		if labels := own.slabLabels(); len(labels) == 0 || labels[0] != q.label {
-			return fmt.Errorf("no slab of %s here: %w", q.label, errNotYet)
+		if labels := wholeLabels(own.slab); len(labels) == 0 || labels[0] != q.label {
+			return nil, fmt.Errorf("no slab of %s here: %w", q.label, errNotYet)
 		}
-		o = &oldSlab{slab: own.slabs, layout: own.layout}
+		o = &oldSlab{slab: own.slab, layout: own.layout}
 	}
 	if q.tensor < 0 {
 		if o.digests == nil {
 			o.digests = slabDigests(o.slab, o.layout)
 		}
-		return use(o.digests)
+		return o.digests, nil
 	}
-	if q.tensor >= len(o.layout) || q.off+q.length > int64(len(o.slab.Tensor(q.tensor))) {
-		return fmt.Errorf("tensor %d from %d is not in the slab", q.tensor, q.off)
+	if q.tensor >= len(o.layout) || q.off > int64(len(o.slab.Tensor(q.tensor)))-q.length {
+		return nil, fmt.Errorf("tensor %d from %d is not in the slab", q.tensor, q.off)
 	}
-	return use(o.slab.Tensor(q.tensor)[q.off : q.off+q.length])
+	return slices.Clone(o.slab.Tensor(q.tensor)[q.off : q.off+q.length]), nil
 }
 
 // slabSource reads a slab for the store.

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"net"
 	"net/http"
 	"net/url"
@@ -29,6 +30,7 @@ type serving struct {
 	mu     sync.Mutex
 	life   *life
 	gen    phalanx.Generation // requests of older generations are refused
+	lends  bool               // the life had a segment at the fence; one that gets it later is read from after the next
 	cancel context.CancelFunc // ends the requests under way
 	ctx    context.Context
 	users  sync.WaitGroup
@@ -53,6 +55,7 @@ func (s *serving) fence(g phalanx.Generation) {
 	s.cancel()
 	s.ctx, s.cancel = context.WithCancel(s.d.ctx)
 	s.gen, s.life = g, s.d.life
+	s.lends = s.life != nil && s.life.segment != nil
 	s.mu.Unlock()
 }
 
@@ -81,7 +84,7 @@ func (s *serving) moved() {
 func (s *serving) enter(g phalanx.Generation) (*life, context.Context, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.life == nil || s.gen != g || s.life.segment == nil {
+	if s.life == nil || s.gen != g || !s.lends {
 		return nil, nil, fmt.Errorf("serve %s: %w", g, phalanx.ErrStaleGeneration)
 	}
 	s.users.Add(1)
@@ -213,7 +216,7 @@ func parseStateQuery(v url.Values) (q stateQuery, err error) {
 	if err := errors.Join(errs...); err != nil {
 		return q, err
 	}
-	if q.off < 0 || q.length < 0 || q.length > ringChunk || q.count < 0 || q.count > ringChunk/digestSize {
+	if q.off < 0 || q.off > math.MaxInt64-ringChunk || q.length < 0 || q.length > ringChunk || q.count < 0 || q.count > ringChunk/digestSize {
 		return q, errors.New("range out of bounds")
 	}
 	return q, nil

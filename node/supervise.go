@@ -246,7 +246,7 @@ func (d *Daemon) trainerTrouble(now time.Time) *phalanx.Evidence {
 }
 
 // hangDeadline is the stated default until 100 steps are measured, then thirty times the slowest of the newest steps, within
-// a second and the default.
+// ten seconds and the default.
 func (d *Daemon) hangDeadline() time.Duration {
 	if d.steps.count < 100 {
 		return d.cfg.Hang

@@ -76,13 +76,6 @@ func (t *trainerProcess) kill() {
 	}
 }
 
-// signal sends a signal to the trainer's process group.
-func (t *trainerProcess) signal(s syscall.Signal) {
-	if t != nil && t.pid > 0 {
-		_ = syscall.Kill(-t.pid, s)
-	}
-}
-
 // healthCheck runs the user's command before a start of the trainer. Non-zero keeps the member out, with the last line of
 // its output as the reason.
 func healthCheck(ctx context.Context, command string, deadline time.Duration) error {

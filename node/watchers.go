@@ -161,8 +161,19 @@ func (d *Daemon) serveStream(conn *tls.Conn) {
 		case <-d.ctx.Done():
 			return
 		}
-		if welcome.Refused == "not leading any more" {
+		switch welcome.Refused {
+		case "not leading any more":
 			welcome.Leading, welcome.Refused = false, ""
+		case "": // connected: however this stream ends, the arbiter must hear of it
+			defer func() {
+				s.close()
+				at := time.Now()
+				d.post(func() {
+					if d.lead != nil {
+						d.lead.disconnect(s, at)
+					}
+				})
+			}()
 		}
 	}
 	if writeMessage(conn, &Message{Welcome: &welcome}) != nil || !welcome.Leading || welcome.Refused != "" {
@@ -178,12 +189,6 @@ func (d *Daemon) serveStream(conn *tls.Conn) {
 	d.watchers.mu.Lock()
 	delete(d.watchers.streams, s)
 	d.watchers.mu.Unlock()
-	at := time.Now()
-	d.post(func() {
-		if d.lead != nil {
-			d.lead.disconnect(s, at)
-		}
-	})
 }
 
 func (s *downstream) read() {
