@@ -76,12 +76,32 @@ func (s *State) apply(c Command) error {
 		if s.ended() || !c.Reason.Kind.Ends() {
 			return fmt.Errorf("halt for %q: %w", c.Reason.Kind, ErrIllegal)
 		}
-		s.Phase, s.Halt = Halted, &c.Reason
+		reason := c.Reason
+		reason.UnixNS = c.UnixNS
+		s.Phase, s.Halt = Halted, &reason
 		return nil
+	case Resume:
+		return s.resume(c)
 	case Done:
 		return s.done(c)
 	}
 	return ErrUnknownCommand
+}
+
+// resume makes an ended job one that waits for members. What killed it is forgotten: it was looked at, or is met again.
+func (s *State) resume(c Resume) error {
+	if !s.ended() {
+		return ErrIllegal
+	}
+	s.Kill = nil
+	if c.Policy != nil {
+		s.Policy = *c.Policy
+	}
+	s.Phase, s.Halt = Halted, &HaltReason{Kind: BelowMinimum, Words: "started again", UnixNS: c.UnixNS}
+	if s.World.Generation.IsZero() {
+		s.Phase, s.Halt = Idle, nil
+	}
+	return nil
 }
 
 // ended reports whether the run is over without being done.
@@ -233,9 +253,11 @@ func (s *State) seat(c FormGeneration, branch int, rewind bool) error {
 	}
 	old := s.World
 	s.World, s.Branch, s.Floor, s.Source = c.World.Clone(), branch, c.Floor, c.Source
-	s.Activated, s.Halt, s.Phase = false, c.Halt, Forming
+	s.Activated, s.Halt, s.Phase = false, nil, Forming
 	if c.Halt != nil {
-		s.Phase = Halted
+		halt := *c.Halt
+		halt.UnixNS = c.UnixNS
+		s.Phase, s.Halt = Halted, &halt
 	}
 	s.moveMembers(old)
 	t := Transition{Generation: c.World.Generation, Cause: c.Cause, Planned: c.Planned, Rewind: rewind, Branch: branch,

@@ -229,8 +229,13 @@ func CheckStep(before, after *State) error {
 			wrong("%s took the place of %s, which was %s", m.Incarnate, old.Incarnate, old.State)
 		}
 	}
-	if before.Phase == Finished && after.Phase != Finished || before.ended() && !after.ended() && after.Phase != Finished {
+	if before.Phase == Finished && after.Phase != Finished || before.ended() && !after.ended() && after.Phase != Finished && !resumed(before, after) {
 		wrong("phase %s after %s", after.Phase, before.Phase)
 	}
 	return errors.Join(errs...)
+}
+
+// resumed reports whether after looks like before once the job was started again: nothing but the halt has changed.
+func resumed(before, after *State) bool {
+	return after.World.Generation == before.World.Generation && after.Kill == nil && len(after.Rewinds) == len(before.Rewinds)
 }

@@ -40,7 +40,7 @@ func (p Planner) close(s *State, f *Facts, evidence []phalanx.Evidence) Plan {
 // conclude makes the next generation from a non-empty set of answers, or opens a branch when a coordinate of the resume step
 // is possessed by nobody.
 func (p Planner) conclude(s *State, f *Facts, evidence []phalanx.Evidence, answers []Answer) Plan {
-	floor, newest, why, err := Resume(s, answers)
+	floor, newest, why, err := ResumeStep(s, answers)
 	if err != nil {
 		return Plan{Why: err.Error()}
 	}
@@ -138,11 +138,11 @@ func (p Planner) halt(s *State, c FormGeneration) *HaltReason {
 	for _, e := range c.Evictions {
 		v := e.Evidence
 		if s.Kill != nil && v.Kind == phalanx.TrainerExited && v.Working && s.Kill.Step == v.Step && s.Kill.Slot == v.Slot {
-			return &HaltReason{Poison, fmt.Sprintf("slot %d of step %d killed %s and then %s; look at these samples, or skip them by a rewind", v.Slot, v.Step, s.Kill.Who, e.Incarnate)}
+			return &HaltReason{Kind: Poison, Words: fmt.Sprintf("slot %d of step %d killed %s and then %s; look at these samples, or skip them by a rewind", v.Slot, v.Step, s.Kill.Who, e.Incarnate)}
 		}
 	}
 	if groups := c.World.Groups(); groups < s.MinGroups() {
-		return &HaltReason{BelowMinimum, fmt.Sprintf("%d whole groups are left of at least %d", groups, s.MinGroups())}
+		return &HaltReason{Kind: BelowMinimum, Words: fmt.Sprintf("%d whole groups are left of at least %d", groups, s.MinGroups())}
 	}
 	return nil
 }

@@ -104,6 +104,12 @@ type Halt struct {
 	UnixNS int64      `json:"unix_ns"`
 }
 
+// Resume begins a job anew that had ended without being done: somebody has started it again.
+type Resume struct {
+	Policy *Policy `json:"policy,omitempty"` // of the new start
+	UnixNS int64   `json:"unix_ns"`
+}
+
 // Done records that the last step is committed, every trainer has ended and the last save is durable.
 type Done struct {
 	Step   phalanx.Step   `json:"step"`
@@ -122,6 +128,7 @@ func (Lift) kind() string              { return "lift" }
 func (Drain) kind() string             { return "drain" }
 func (Resize) kind() string            { return "resize" }
 func (Halt) kind() string              { return "halt" }
+func (Resume) kind() string            { return "resume" }
 func (Done) kind() string              { return "done" }
 
 // ErrUnknownCommand means that the log holds an entry of a newer version. The daemon must stop and be upgraded.
@@ -177,6 +184,8 @@ func DecodeCommand(b []byte) (Command, error) {
 		return decodeBody[Resize](e)
 	case "halt":
 		return decodeBody[Halt](e)
+	case "resume":
+		return decodeBody[Resume](e)
 	case "done":
 		return decodeBody[Done](e)
 	}

@@ -22,7 +22,8 @@
 //	                                 halted ◄────────────────────────┘
 //
 //	forming, running ── Done ──► finished         (final; checkpoints are still published)
-//	any but finished ── Halt ──► halted, ended    (final: poison, crash loop, an operator's stop)
+//	any but finished ── Halt ──► halted, ended    (poison, crash loop, an operator's stop)
+//	halted, ended ── Resume ──► halted or idle    (the job was started again)
 //
 // What becomes of a command that fits the present world, by phase. "ended" is halted for a reason that does not go away.
 // "illegal" is ErrIllegal. A refused command changes Seq alone.
@@ -39,6 +40,7 @@
 //	Drain               ok       ok       ok       ok       ok       illegal
 //	Resize              ok       ok       ok       ok       ok       illegal
 //	Halt                ok       ok       ok       ok       illegal  illegal
+//	Resume              illegal  illegal  illegal  illegal  ok       illegal
 //	Done                illegal  ok       ok       illegal  illegal  illegal
 //
 // Beside the phase a command is refused with ErrBase when it was computed for another generation, rests on seals of another

@@ -25,6 +25,8 @@ type Facts struct {
 	Boundary phalanx.Step
 	// Stop: the job was asked to stop; all members are drained after a save.
 	Stop bool
+	// Restarted: the job was started again after the halt that ended it.
+	Restarted bool
 	// UnixNS is stamped into the commands. It is recorded, never compared.
 	UnixNS int64
 }

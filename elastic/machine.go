@@ -29,6 +29,7 @@ type Machine struct {
 	seat    SeatAction
 	sat     bool // seat was written in this generation
 	ended   bool
+	started int64 // see Page.Started
 }
 
 // Page is what a control page says to a daemon that adopts it.
@@ -37,11 +38,13 @@ type Page struct {
 	Vote    Vote
 	Refused Vote
 	Told    WriteCommit
+	// Started is when the job was started, in Unix nanoseconds: an end that was decided before is not the end of this start.
+	Started int64
 }
 
 // NewMachine returns the machine of a member's life that has read s and finds p on its page; a new life finds a zero page.
 func NewMachine(me phalanx.Incarnate, s *State, p Page) *Machine {
-	return &Machine{me: me, log: s, sealed: p.Sealed, vote: p.Vote, refused: p.Refused, told: p.Told, votes: make([]Vote, s.World.Size())}
+	return &Machine{me: me, log: s, sealed: p.Sealed, vote: p.Vote, refused: p.Refused, told: p.Told, started: p.Started, votes: make([]Vote, s.World.Size())}
 }
 
 // State is the machine's own state.
@@ -111,7 +114,7 @@ func (m *Machine) read(s *State) []Action {
 	}
 	old := m.log
 	m.log = s
-	if s.Phase == Finished || s.Phase == Halted && s.Halt != nil && s.Halt.Kind.Ends() {
+	if s.Phase == Finished || s.ended() && s.Halt.UnixNS >= m.started {
 		m.ended = true
 		why := "the job is done"
 		if s.Phase == Halted {

@@ -38,6 +38,10 @@ func (p Planner) Plan(s *State, f *Facts) Plan {
 	case s.Phase == Finished:
 		return Plan{Why: "the job is done"}
 	case s.Phase == Halted && s.Halt != nil && s.Halt.Kind.Ends():
+		if f.Restarted {
+			policy := p.Policy
+			return Plan{Command: Resume{Policy: &policy, UnixNS: f.UnixNS}, Why: "the job was started again"}
+		}
 		return Plan{Why: "the job has ended: " + s.Halt.Words}
 	}
 	if plan, ok := p.admit(s, f); ok {
@@ -121,7 +125,7 @@ func (p Planner) giveUp(s *State, f *Facts) (Plan, bool) {
 	if len(words) > 0 {
 		why += "; " + strings.Join(words, "; ")
 	}
-	return Plan{Command: Halt{HaltReason{CrashLoop, why}, f.UnixNS}, Why: why}, true
+	return Plan{Command: Halt{HaltReason{Kind: CrashLoop, Words: why}, f.UnixNS}, Why: why}, true
 }
 
 // finish ends a job whose last step is committed, whose trainers have ended and whose last save is durable.

@@ -91,9 +91,9 @@ func (p Possession) held(f Floor) int {
 // initial reports whether l is the state that the seed makes.
 func initial(l phalanx.Label) bool { return l.Step == 0 && l.Generation.IsZero() }
 
-// Resume computes the resume step of the generation after s's from a non-empty set of answers, with the labels of the state
+// ResumeStep computes the resume step of the generation after s's from a non-empty set of answers, with the labels of the state
 // per coordinate and the newest step anybody voted for. Different sets may give different steps; each is safe alone.
-func Resume(s *State, answers []Answer) (floor Floor, newest phalanx.Step, why string, err error) {
+func ResumeStep(s *State, answers []Answer) (floor Floor, newest phalanx.Step, why string, err error) {
 	if len(answers) == 0 {
 		return Floor{}, 0, "", fmt.Errorf("resume step of %s: nobody answered", s.World.Generation)
 	}

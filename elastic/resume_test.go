@@ -87,7 +87,7 @@ func TestResume(t *testing.T) {
 			}
 			answers = append(answers, a)
 		}
-		got, newest, why, err := Resume(s, answers)
+		got, newest, why, err := ResumeStep(s, answers)
 		if c.fails {
 			if err == nil {
 				t.Errorf("%s: resume at %d", name, got.Step)

@@ -131,8 +131,9 @@ type Kill struct {
 
 // HaltReason says why nobody may vote.
 type HaltReason struct {
-	Kind  HaltKind `json:"kind"`
-	Words string   `json:"words"`
+	Kind   HaltKind `json:"kind"`
+	Words  string   `json:"words"`
+	UnixNS int64    `json:"unix_ns,omitempty"` // when, by the leader's clock
 }
 
 // HaltKind tells a halt that ends by itself from one that does not.

@@ -292,6 +292,7 @@ var tableCommands = []func(*State) Command{
 	func(*State) Command { return Drain{Member: "c/0"} },
 	func(*State) Command { return Resize{Want: 3} },
 	func(*State) Command { return Halt{Reason: HaltReason{Kind: StoppedByOperator}} },
+	func(*State) Command { return Resume{Policy: &Policy{Want: 2, Min: 2}} },
 	func(*State) Command { return Done{Step: 9} },
 }
 

@@ -211,7 +211,7 @@ func (p *player) whole(verb string, args []string) (bool, error) {
 	case "resize":
 		s.append(Resize{Want: number()})
 	case "stopped":
-		s.append(Halt{Reason: HaltReason{StoppedByOperator, "an operator asked for it"}})
+		s.append(Halt{Reason: HaltReason{Kind: StoppedByOperator, Words: "an operator asked for it"}})
 	case "new-log": // the next run: nothing is left but the store
 		*s = sim{planner: s.planner, log: []*State{NewState()}, store: s.store, stored: s.stored, drafts: map[string]Command{}, trace: s.trace}
 		p.mark = 0

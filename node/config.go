@@ -42,6 +42,7 @@ type Config struct {
 	LocalSize int // members on this host
 	ShmDir    string
 	Version   string
+	Started   time.Time // when phalanx run was started; a halt that is older does not end this start
 	Log       *slog.Logger
 }
 

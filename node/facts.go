@@ -21,6 +21,9 @@ const leaveTogether = time.Second
 func (a *arbiter) facts(now time.Time) *elastic.Facts {
 	d := a.d
 	f := &elastic.Facts{Leader: d.me(), Round: a.round, Store: a.store, UnixNS: now.UnixNano(), LeaseOut: now.Sub(a.grantAt) > leaseLength && now.Sub(a.since) > leaseLength, Stop: a.stop}
+	if h := d.state.Halt; h != nil && h.Kind.Ends() {
+		f.Restarted = h.UnixNS < d.started()
+	}
 	newest := d.committed()
 	leaving := 0
 	for _, v := range a.members {

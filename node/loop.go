@@ -67,13 +67,13 @@ func (d *Daemon) adoptState(s *elastic.State) {
 	}
 	old := d.state
 	d.state = s
-	if d.life != nil && d.life.machine != nil {
-		d.run(d.life.machine.Step(elastic.Read{State: s}))
-	}
-	if d.life != nil && len(s.State) > 0 {
+	if d.life != nil && len(s.State) > 0 { // before the machine acts: a heal that it begins reads the layout
 		if err := d.life.openSlab(d.paths, d.cfg.Index, s.State); err != nil && d.life.segment != nil {
 			d.log.Debug("no slab to take over", "error", err)
 		}
+	}
+	if d.life != nil && d.life.machine != nil {
+		d.run(d.life.machine.Step(elastic.Read{State: s}))
 	}
 	d.writeView()
 	d.saver.stateChanged(old, s)
@@ -253,7 +253,7 @@ func (d *Daemon) adopt() error {
 	if v, n := l.page.ReadView(); n > 0 {
 		d.lease = v.LeaseBoottimeNS
 	}
-	l.machine = elastic.NewMachine(l.who, d.state, l.promises())
+	l.machine = elastic.NewMachine(l.who, d.state, d.promises(l))
 	l.seen = l.readTrainer()
 	d.refreshSiblings()
 	d.setLease(time.Now())
@@ -265,6 +265,20 @@ func (d *Daemon) adopt() error {
 	d.log.Info("took over", "incarnation", uint64(l.who.Incarnation), "trainer_pid", l.helloPID, "trainer", l.trainer != nil)
 	d.run(l.machine.Adopt(l.seen))
 	return nil
+}
+
+// promises is what a page says, and since when this start counts.
+func (d *Daemon) promises(l *life) elastic.Page {
+	p := l.promises()
+	p.Started = d.started()
+	return p
+}
+
+func (d *Daemon) started() int64 {
+	if d.cfg.Started.IsZero() {
+		return 0
+	}
+	return d.cfg.Started.UnixNano()
 }
 
 // newIncarnation begins the next life of the member: one that no entry, page or file has ever named.
@@ -283,7 +297,7 @@ func (d *Daemon) newIncarnation() error {
 	d.life = l
 	d.lease, d.leaseOK, d.asked = 0, false, time.Time{} // a lease belongs to one life
 	l.identify(d.cfg.Index, false)
-	l.machine = elastic.NewMachine(l.who, d.state, elastic.Page{})
+	l.machine = elastic.NewMachine(l.who, d.state, elastic.Page{Started: d.started()})
 	d.log.Info("new incarnation", "incarnation", uint64(n))
 	d.dirty = true
 	return nil
@@ -321,6 +335,8 @@ func (d *Daemon) retire(l *life) {
 		}
 		saver.release(l)
 		d.peers.serving.release(l)
+		d.forming.Lock() // a formation that was under way reads it
+		defer d.forming.Unlock()
 		if err := l.unmap(); err != nil {
 			d.log.Debug("unmap", "error", err)
 		}
@@ -348,7 +364,10 @@ func (d *Daemon) end(o Outcome) {
 	}
 	d.outcome = &o
 	d.log.Info("ending", "code", o.Code, "reason", o.Reason)
-	l := d.life
+	var t *trainerProcess
+	if d.life != nil {
+		t = d.life.trainer // the life is the loop's own
+	}
 	wait := d.cfg.Grace
 	if wait <= 0 || o.Code != CodeOK && o.Code != CodePreempted {
 		wait = 2 * time.Second
@@ -356,15 +375,13 @@ func (d *Daemon) end(o Outcome) {
 	d.ends.Go(func() {
 		ctx, cancel := context.WithTimeout(d.ctx, wait)
 		defer cancel()
-		for l != nil && l.trainer != nil && membership.Alive(l.trainer.pid, l.trainer.start) && ctx.Err() == nil {
+		for t != nil && membership.Alive(t.pid, t.start) && ctx.Err() == nil {
 			select {
 			case <-ctx.Done():
 			case <-time.After(10 * time.Millisecond): // an adopted trainer's end is not waited for by wait(2)
 			}
 		}
-		if l != nil && l.trainer != nil {
-			l.trainer.kill()
-		}
+		t.kill()
 		d.post(func() { d.farewell() })
 	})
 }

@@ -84,8 +84,12 @@ func (a *app) daemonConfig(dir string, index int) (node.Config, error) {
 	if index == 0 {
 		port = s.Port
 	}
+	var started time.Time
+	if info, err := os.Stat(settings.File(dir)); err == nil {
+		started = info.ModTime() // run writes it when it starts the job, not when it attaches
+	}
 	return node.Config{
-		Job: s.Job, Dir: s.Dir, Store: s.Store, Host: s.Host, Index: index, Policy: s.Policy(),
+		Started: started, Job: s.Job, Dir: s.Dir, Store: s.Store, Host: s.Host, Index: index, Policy: s.Policy(),
 		Bind: s.Address, Port: port, Advertise: s.Advertise, Join: s.Join, Key: key, Bootstrap: len(s.Join) == 0,
 		SaveEvery: node.Interval(s.SaveEvery), Keep: s.Keep, Resume: s.Resume, MaxStarts: s.MaxRestarts,
 		Hang: time.Duration(s.HangTimeout), Start: time.Duration(s.StartTimeout), Grace: time.Duration(s.Grace),
