@@ -24,8 +24,9 @@ const (
 	// CodecRaw: a chunk's stored bytes are the tensor's bytes.
 	CodecRaw = "raw"
 
-	// MaxPartBytes and MaxCommitBytes bound what a decoder takes.
-	MaxPartBytes   = 256 << 20
+	// MaxPartBytes bounds what the decoder of a part takes.
+	MaxPartBytes = 256 << 20
+	// MaxCommitBytes bounds what the decoder of a commit object takes.
 	MaxCommitBytes = 64 << 20
 )
 

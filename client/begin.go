@@ -85,8 +85,9 @@ func (c *Client) obey() (over, again bool, err error) {
 	case wire.ActionRun:
 		over, err := c.take(seat, sequence)
 		return over, false, err
+	default:
+		return false, false, fmt.Errorf("seat with %s; run daemon and client of one release: %w", seat.Action, wire.ErrVersion)
 	}
-	return false, false, fmt.Errorf("seat with %s; run daemon and client of one release: %w", seat.Action, wire.ErrVersion)
 }
 
 // committed reports whether the step after the applied one is decided with the gradient that is held. A commit may be acted

@@ -11,6 +11,7 @@ import (
 // ChangeKind is what one change of the configuration does.
 type ChangeKind string
 
+// The changes of one server.
 const (
 	Add     ChangeKind = "add"     // as a non-voter
 	Promote ChangeKind = "promote" // non-voter to voter

@@ -120,6 +120,7 @@ func JudgeHost(host string, observations []HostObservation, policy HostPolicy, n
 			alive++
 		case seesSilence:
 			silent++
+		case seesNothing:
 		}
 		why = append(why, from+" "+words[from])
 	}

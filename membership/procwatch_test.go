@@ -328,8 +328,9 @@ func FuzzParseStat(f *testing.F) {
 }
 
 func TestBootID(t *testing.T) {
-	if len(BootID()) != 36 || BootID() != BootID() {
-		t.Errorf("boot id %q", BootID())
+	first, second := BootID(), BootID()
+	if len(first) != 36 || first != second {
+		t.Errorf("boot ids %q and %q", first, second)
 	}
 }
 

@@ -205,6 +205,7 @@ func (f *fetch) work(ctx context.Context, donor int) error {
 			return ctx.Err()
 		case idle:
 			continue
+		case found:
 		}
 		r := f.schedule.Range(i) // ranges do not change
 		if buffer == nil {

@@ -277,6 +277,7 @@ func addInto(d DType, a, b []byte) []byte {
 		kernels.AddF64(f64s(a), f64s(a), f64s(b))
 	case I64:
 		kernels.AddI64(i64s(a), i64s(a), i64s(b))
+	default: // no accumulator is narrower
 	}
 	return a
 }
@@ -329,6 +330,7 @@ func (l *leaves) sum(deal []phalanx.SlotRange, scale bool) []byte {
 			kernels.ScaleF32(f32s(b), f32s(b), float32(1/float64(l.slots)))
 		case F64:
 			kernels.ScaleF64(f64s(b), f64s(b), 1/float64(l.slots))
+		default: // integers are not scaled
 		}
 	}
 	return narrow(l.d, b)

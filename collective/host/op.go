@@ -140,8 +140,9 @@ func (op *Op) outElements(n, i int) int64 {
 		return end - first
 	case AllGather:
 		return op.Count * int64(n)
+	default: // a barrier carries nothing
+		return 0
 	}
-	return 0
 }
 
 // sig is equal exactly when two members asked for the same, up to a chance of 2^-64. It is never 0.
@@ -217,6 +218,7 @@ func (op *Op) checkOverlap(buffers int, in, out int64, n, me int, bad func(strin
 		place -= first * op.DType.Size()
 	case AllGather:
 		place += int64(me) * in
+	default: // at the output itself
 	}
 	for k := range buffers {
 		at := op.InOffset + int64(k)*op.InStride
