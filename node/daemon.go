@@ -127,6 +127,7 @@ func Run(ctx context.Context, cfg Config) (Outcome, error) {
 	}
 	err := d.loop()
 	d.close()
+	d.forgetLog()
 	if err != nil {
 		return Outcome{Code: problemCode(err)}, err
 	}
@@ -171,6 +172,9 @@ func (d *Daemon) open() (err error) {
 	if err := d.listen(dir); err != nil {
 		return err
 	}
+	if err := d.askSeeds(dir); err != nil {
+		return err
+	}
 	d.roster = newRoster(d.paths, d.cfg.Join, d.self)
 	d.peers = newPeerLinks(d)
 	d.raft, err = consensus.Open(consensus.Config{
@@ -180,6 +184,9 @@ func (d *Daemon) open() (err error) {
 		OnApply:   func(consensus.Entry) { d.notifyApplied() },
 		OnRestore: func(uint64) { d.notifyApplied() },
 	})
+	if p := keyProblem(err); p != nil {
+		return p
+	}
 	if err != nil {
 		return &Problem{CodeFailed, fmt.Errorf("open the log: %w", err), "move " + filepath.Join(dir, "raft") + " aside to come back as a new server"}
 	}

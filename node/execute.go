@@ -327,7 +327,10 @@ func (d *Daemon) postDescriptor(l *life, v wire.Descriptor) {
 		status := wire.StatusOK
 		switch {
 		case err == nil:
-		case errors.Is(err, phalanx.ErrRevoked), errors.Is(err, phalanx.ErrStaleGeneration), errors.Is(err, host.ErrPeer):
+		case errors.Is(err, host.ErrPeer):
+			status = wire.StatusRevoked
+			d.post(func() { d.peerGaveUp(l, v.Generation, err) })
+		case errors.Is(err, phalanx.ErrRevoked), errors.Is(err, phalanx.ErrStaleGeneration):
 			status = wire.StatusRevoked
 		default:
 			status = wire.StatusFailed

@@ -128,7 +128,7 @@ func NewIdentity(k JobKey, job string, who phalanx.MemberID) (*Identity, error) 
 		ClientAuth: tls.RequireAndVerifyClientCert, ServerName: serverName,
 		VerifyConnection: func(s tls.ConnectionState) error {
 			if len(s.PeerCertificates) == 0 || len(s.PeerCertificates[0].URIs) != 1 || s.PeerCertificates[0].URIs[0].Host != job {
-				return fmt.Errorf("the peer is not of job %q", job)
+				return fmt.Errorf("the peer is not of job %q: %w", job, errOtherJob)
 			}
 			return nil
 		},

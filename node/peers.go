@@ -258,3 +258,30 @@ func (p *peerLinks) dialData(who phalanx.Incarnate) (*host.Link, error) {
 	}
 	return nil, net.ErrClosed
 }
+
+// broken returns why the connection for collectives with a member is broken, nil while it works or if there was none.
+func (p *peerLinks) broken(id phalanx.MemberID) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if l := p.data[id]; l != nil {
+		return l.link.Err()
+	}
+	return nil
+}
+
+// peerGaveUp reports a collective that this member could not finish because of another one. The engine does nothing more in
+// the generation, so the next one must come even if everybody lives: a connection broke, or a daemon came back beside its
+// trainer. Nobody who answers the seal is evicted for it.
+func (d *Daemon) peerGaveUp(l *life, g phalanx.Generation, err error) {
+	if l != d.life || g != d.state.World.Generation {
+		return
+	}
+	about := l.who
+	for _, seat := range d.state.World.Seats {
+		if cause := d.peers.broken(seat.Member); cause != nil {
+			about, err = seat.Incarnate, fmt.Errorf("the connection for collectives broke: %w", cause)
+			break
+		}
+	}
+	d.addEvidence(phalanx.Evidence{Kind: phalanx.Unreachable, About: about, Source: d.me(), Detail: err.Error()})
+}

@@ -71,6 +71,7 @@ func (u *upstream) follow() {
 		next, err := u.attempt(hint)
 		if err != nil && d.ctx.Err() == nil {
 			d.log.Debug("no stream to a leader", "error", err)
+			d.noLeader(err)
 		}
 		if next != "" && next != hint && next != d.addr() {
 			hint = next
