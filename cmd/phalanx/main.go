@@ -66,10 +66,7 @@ func execute(ctx context.Context, args []string, a app) int {
 	var p *node.Problem
 	switch {
 	case errors.As(err, &p):
-		code, hint = p.Code, p.Hint
-		if err == error(p) {
-			err = p.Err
-		}
+		code, hint, err = p.Code, p.Hint, p.Err
 	case !running: // cobra's own: an unknown verb, wrong arguments
 		code, hint = node.CodeUsage, "see phalanx --help"
 	}

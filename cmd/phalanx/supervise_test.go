@@ -116,8 +116,11 @@ func (j *job) start(args ...string) *process {
 // ends waits for the end and wants a code.
 func (p *process) ends(code int) {
 	p.t.Helper()
-	done := make(chan error, 1)
-	go func() { done <- p.cmd.Wait() }()
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		_ = p.cmd.Wait() // the exit code tells
+	}()
 	select {
 	case <-done:
 	case <-time.After(time.Minute):

@@ -132,8 +132,9 @@ func (s *supervisor) killAll() {
 	for _, pid := range trainers {
 		_ = unix.Kill(-pid, unix.SIGKILL)
 	}
+	// A process may come here while a look is under way that has passed its place: only the second empty look in a row counts.
 	deadline := time.Now().Add(killTime)
-	for time.Now().Before(deadline) {
+	for empty := 0; empty < 2 && time.Now().Before(deadline); {
 		s.reap()
 		left := orphans()
 		for _, pid := range left {
@@ -141,10 +142,10 @@ func (s *supervisor) killAll() {
 				_ = unix.Kill(pid, unix.SIGKILL)
 			}
 		}
-		if len(left) == 0 {
-			return
+		if empty++; len(left) > 0 {
+			empty = 0
+			time.Sleep(10 * time.Millisecond) // until the kernel has ended them
 		}
-		time.Sleep(10 * time.Millisecond) // until the kernel has ended them
 	}
 }
 
