@@ -54,6 +54,7 @@ type memberView struct {
 	lost   time.Time // when the connection ended, or the election if there never was one
 	answer *elastic.Answer
 	first  *FirstStep
+	gossip time.Time // when gossip called it dead; zero: it does not
 }
 
 type leaseWaiter struct {

@@ -168,6 +168,19 @@ func (a *arbiter) judgeLost(m *elastic.MemberFact, v *memberView, s *Sibling, fr
 	}
 	if m.Dead || m.Silent {
 		m.Evidence = append(m.Evidence, e)
+		if !v.gossip.IsZero() {
+			m.Evidence = append(m.Evidence, phalanx.Evidence{Kind: phalanx.GossipDead, About: m.Incarnate, Source: a.d.me(), UnixNS: v.gossip.UnixNano(), Detail: "gossip calls it dead too"})
+		}
+	}
+}
+
+// setGossipDead notes what gossip believes about a member; it counts only beside other evidence.
+func (d *Daemon) setGossipDead(id phalanx.MemberID, at time.Time) {
+	if d.lead == nil {
+		return
+	}
+	if v := d.lead.members[id]; v != nil {
+		v.gossip = at
 	}
 }
 

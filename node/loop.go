@@ -35,6 +35,8 @@ func (d *Daemon) loop() error {
 			d.leadershipChanged(l.IsSelf, l.Term)
 		case x := <-d.procs.Exits():
 			d.processExited(x)
+		case h := <-d.hints():
+			d.hinted(h)
 		case err := <-d.raft.Failed():
 			return &Problem{CodeFailed, fmt.Errorf("the log has stopped: %w", err), "the daemon is started again by phalanx run"}
 		case now := <-ticker.C:

@@ -219,6 +219,9 @@ func (d *Daemon) watchTrainer(now time.Time) {
 	if st, err := membership.ReadStat(l.helloPID); err == nil && st.Start == l.helloStart {
 		l.stopped = l.stopped.Sample(now, st.State, st.UserTicks+st.SysTicks)
 	}
+	if l.page.Preempt() != 0 {
+		d.leave("the trainer was asked to end by a signal")
+	}
 	p, n := l.page.ReadProgress()
 	if n != 0 && (p.Counter != l.progress) {
 		l.progress, l.lastMove = p.Counter, now
