@@ -7,12 +7,14 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"os"
 	"os/exec"
 	"os/signal"
 	"path/filepath"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
@@ -152,6 +154,15 @@ func (a *app) supervise(ctx context.Context, s *settings.Settings, living []cont
 	signal.Notify(pipes, unix.SIGPIPE)
 	defer signal.Stop(pipes)
 
+	if s.MaxHosts > 1 {
+		told, stop := context.WithCancel(ctx)
+		done := make(chan struct{})
+		go func() { // ends with the run at the latest
+			defer close(done)
+			a.tellAddress(told, s.Dir)
+		}()
+		defer func() { stop(); <-done }()
+	}
 	outcome, err := supervise.Run(ctx, supervise.Config{
 		Settings: s, Program: self(), Env: a.environ, Attach: living, Stdout: a.stdout, Signals: signals,
 		Log: slog.New(slog.NewTextHandler(a.stderr, &slog.HandlerOptions{ReplaceAttr: dropTime})),
@@ -163,6 +174,23 @@ func (a *app) supervise(ctx context.Context, s *settings.Settings, living []cont
 		return err
 	}
 	return a.report(s, outcome)
+}
+
+// tellAddress says where the other hosts join, once the first daemon listens there.
+func (a *app) tellAddress(ctx context.Context, dir string) {
+	for {
+		if l, ok := control.FindOne(dir, 0); ok {
+			if host, _, err := net.SplitHostPort(l.Addr); err == nil && !net.ParseIP(host).IsLoopback() {
+				fmt.Fprintf(a.stderr, "phalanx: other hosts join with --join %s\n", l.Addr)
+			}
+			return
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(100 * time.Millisecond): // until the daemon has written its file
+		}
+	}
 }
 
 // report prints the last line of a run, or returns why there is none.
