@@ -322,7 +322,8 @@ func TestRunKillsAtTheSecondInterrupt(t *testing.T) {
 	p.ends(130)
 	for _, pid := range pids {
 		if alive(pid) {
-			t.Errorf("process %d lives on", pid)
+			stat, _ := os.ReadFile("/proc/" + itoa(pid) + "/stat")
+			t.Errorf("process %d of %v lives on: %s\n%s", pid, pids, stat, p.stderr.String())
 		}
 	}
 }

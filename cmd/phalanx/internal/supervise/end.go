@@ -172,7 +172,11 @@ func parentOf(pid int) int {
 	}
 	// The name, in parentheses, may hold anything.
 	fields := strings.Fields(string(b[bytes.LastIndexByte(b, ')')+1:]))
-	if len(fields) < 2 || fields[0] == "Z" || fields[0] == "X" {
+	if len(fields) < 18 || fields[0] == "X" {
+		return 0
+	}
+	// The first thread of a killed process may be a zombie while others still end: then it is not over.
+	if fields[0] == "Z" && (fields[17] == "0" || fields[17] == "1") {
 		return 0
 	}
 	parent, _ := strconv.Atoi(fields[1])
