@@ -245,6 +245,7 @@ func (d *Daemon) adopt() error {
 		return d.newIncarnation()
 	}
 	d.life = l
+	l.lastMove = time.Now() // how long it had been still before is not known
 	if err := l.openSlab(d.paths, d.cfg.Index, d.state.State); err != nil {
 		d.log.Debug("no slab to take over", "error", err)
 	}
@@ -257,6 +258,7 @@ func (d *Daemon) adopt() error {
 	}
 	l.machine = elastic.NewMachine(l.who, d.state, d.promises(l))
 	l.seen = l.readTrainer()
+	l.lastMove = time.Now() // its silence is counted from here: nobody listened before
 	d.refreshSiblings()
 	d.setLease(time.Now())
 	if l.trainer != nil {
