@@ -40,6 +40,10 @@ func (d *Daemon) execute(a elastic.Action) {
 	case elastic.Abort:
 		d.abort(a.Generation)
 	case elastic.Form:
+		if d.plain != nil {
+			d.plain.form(a.Generation)
+			return
+		}
 		d.startForming(a.Generation)
 	case elastic.Heal:
 		d.startHealing(a)
@@ -133,6 +137,10 @@ func (d *Daemon) seat(do elastic.SeatAction) wire.Seat {
 
 // abort revokes collectives; the machine hears when every worker has left.
 func (d *Daemon) abort(g phalanx.Generation) {
+	if d.plain != nil {
+		d.plain.abort(g)
+		return
+	}
 	left := d.engine.Revoke(g)
 	l := d.life
 	d.ends.Go(func() {
@@ -170,6 +178,9 @@ func (d *Daemon) jobEnded(why string) {
 	switch {
 	case s.Done != nil:
 		o.Code, o.Done, o.Step, o.Digest = CodeOK, true, s.Done.Step, s.Done.Digest
+		if d.plain != nil {
+			o.Step = 0 // its steps are the trainers' own
+		}
 	case s.Halt != nil && s.Halt.Kind == elastic.StoppedByOperator:
 		o.Code = CodePreempted
 		o.Hint = "run the same command again to go on"
@@ -329,7 +340,7 @@ func (d *Daemon) postDescriptor(l *life, v wire.Descriptor) {
 		case err == nil:
 		case errors.Is(err, host.ErrPeer):
 			status = wire.StatusRevoked
-			d.post(func() { d.peerGaveUp(l, v.Generation, err) })
+			d.post(func() { d.peerGaveUp(l, v.Generation, err, false) })
 		case errors.Is(err, phalanx.ErrRevoked), errors.Is(err, phalanx.ErrStaleGeneration):
 			status = wire.StatusRevoked
 		default:

@@ -50,6 +50,9 @@ func (a *arbiter) facts(now time.Time) *elastic.Facts {
 		newest = max(newest, own.Step)
 	}
 	f.Boundary = newest + 2
+	if d.plain != nil {
+		f.Boundary = 0 // no step to wait for
+	}
 	f.Stop = a.stop || leaving > 0 && leaving == len(f.Members)
 	switch {
 	case leaving == 0:
@@ -78,7 +81,14 @@ func (a *arbiter) fact(v *memberView, now time.Time) (elastic.MemberFact, bool) 
 	if r := v.report; r != nil {
 		m.Incarnation, m.Ready, m.Possession, m.Slabs = r.Incarnation, r.Ready, r.Possession, r.Slabs
 		m.Failed, m.Leaving, m.Finished, m.Digest = r.Failed != "", r.Leaving, r.Finished, r.Digest
+		if d.plain != nil { // an exit 0 in an older generation is none in this one
+			m.Finished = r.Finished && r.Generation == d.state.World.Generation
+		}
 		m.Evidence = slices.Clone(r.Evidence)
+		if g := d.state.World.Generation; r.Generation != g {
+			// What was reported against another generation does not end this one.
+			m.Evidence = slices.DeleteFunc(m.Evidence, func(e phalanx.Evidence) bool { return ofGeneration(e.Kind) })
+		}
 	} else {
 		switch {
 		case seat != nil:
@@ -107,6 +117,16 @@ func (a *arbiter) fact(v *memberView, now time.Time) (elastic.MemberFact, bool) 
 		a.judgeReady(&m, v, now)
 	}
 	return m, true
+}
+
+// ofGeneration reports whether evidence of this kind is against what happened in one generation, rather than against a process.
+func ofGeneration(k phalanx.EvidenceKind) bool {
+	switch k {
+	case phalanx.VotedNotOK, phalanx.DigestsUnequal, phalanx.HealFailed, phalanx.Unreachable, phalanx.Sealed, phalanx.NotReady:
+		return true
+	case phalanx.TrainerExited, phalanx.DaemonExited, phalanx.HostSilent, phalanx.Stalled, phalanx.Hung, phalanx.GossipDead, phalanx.Asked:
+	}
+	return false
 }
 
 // sibling returns the newest word of a living daemon of the same host about a member.

@@ -140,6 +140,9 @@ func (d *Daemon) scan() {
 // checkDone notes that the trainer has ended well.
 func (d *Daemon) checkDone() {
 	l := d.life
+	if d.plain != nil {
+		return // its exit status tells
+	}
 	v, n := l.page.ReadDone()
 	finished := n > 0 && v.Step > 0 && d.state.Spec != nil && v.Step == d.state.Spec.LastStep && v.TrainerStart == l.helloStart && l.helloStart != 0
 	if finished != l.finished {
@@ -214,6 +217,9 @@ func (d *Daemon) processExited(x membership.ProcExit) {
 func (d *Daemon) tick(now time.Time, lateness time.Duration) {
 	d.refreshSiblings()
 	d.watchTrainer(now)
+	if d.plain != nil {
+		d.plain.tick(now)
+	}
 	d.renewLease(now)
 	d.scan() // a ring may have been lost with its ringer
 	if now.Sub(d.reported) >= reportEvery {
@@ -245,6 +251,10 @@ func (d *Daemon) adopt() error {
 		return d.newIncarnation()
 	}
 	d.life = l
+	if d.plain != nil {
+		l.plain = true
+		d.plain.adopt(l)
+	}
 	l.lastMove = time.Now() // how long it had been still before is not known
 	if err := l.openSlab(d.paths, d.cfg.Index, d.state.State); err != nil {
 		d.log.Debug("no slab to take over", "error", err)
@@ -299,6 +309,7 @@ func (d *Daemon) newIncarnation() error {
 		d.retire(d.life)
 	}
 	d.life = l
+	l.plain = d.plain != nil
 	d.lease, d.leaseOK, d.asked = 0, false, time.Time{} // a lease belongs to one life
 	l.identify(d.cfg.Index, false)
 	l.machine = elastic.NewMachine(l.who, d.state, elastic.Page{Started: d.started()})
@@ -367,6 +378,9 @@ func (d *Daemon) end(o Outcome) {
 		return
 	}
 	d.outcome = &o
+	if d.plain != nil {
+		d.plain.terminate()
+	}
 	d.log.Info("ending", "code", o.Code, "reason", o.Reason)
 	var t *trainerProcess
 	if d.life != nil {

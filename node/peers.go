@@ -269,19 +269,26 @@ func (p *peerLinks) broken(id phalanx.MemberID) error {
 	return nil
 }
 
+// secondHand is how long a member waits for the word of those whose own connection broke before it complains of a collective
+// that was given up elsewhere.
+const secondHand = 500 * time.Millisecond
+
 // peerGaveUp reports a collective that this member could not finish because of another one. The engine does nothing more in
 // the generation, so the next one must come even if everybody lives: a connection broke, or a daemon came back beside its
 // trainer. Nobody who answers the seal is evicted for it.
-func (d *Daemon) peerGaveUp(l *life, g phalanx.Generation, err error) {
+func (d *Daemon) peerGaveUp(l *life, g phalanx.Generation, err error, waited bool) {
 	if l != d.life || g != d.state.World.Generation {
 		return
 	}
-	about := l.who
 	for _, seat := range d.state.World.Seats {
 		if cause := d.peers.broken(seat.Member); cause != nil {
-			about, err = seat.Incarnate, fmt.Errorf("the connection for collectives broke: %w", cause)
-			break
+			d.addEvidence(phalanx.Evidence{Kind: phalanx.Unreachable, About: seat.Incarnate, Source: d.me(), Detail: fmt.Sprintf("the connection for collectives broke: %v", cause)})
+			return
 		}
 	}
-	d.addEvidence(phalanx.Evidence{Kind: phalanx.Unreachable, About: about, Source: d.me(), Detail: err.Error()})
+	if waited {
+		d.addEvidence(phalanx.Evidence{Kind: phalanx.Unreachable, About: l.who, Source: d.me(), Detail: err.Error()})
+		return
+	}
+	time.AfterFunc(secondHand, func() { d.post(func() { d.peerGaveUp(l, g, err, true) }) })
 }
