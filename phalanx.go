@@ -111,8 +111,8 @@ const NoRank Rank = -1
 // Generation is the version of the world and the fencing token: an authority epoch and a number, compared in that order.
 // It only grows, also across a lost quorum. The zero value is "before the first world".
 type Generation struct {
-	Epoch  uint32 `json:"epoch"`
-	Number uint64 `json:"number"`
+	Epoch  uint32
+	Number uint64
 }
 
 // Compare orders generations by epoch, then by number.
@@ -135,6 +135,28 @@ func (g Generation) String() string {
 		return strconv.FormatUint(g.Number, 10)
 	}
 	return fmt.Sprintf("%d.%d", g.Epoch, g.Number)
+}
+
+// MarshalJSON gives the number alone, as scripts want it, and "EPOCH.NUMBER" once the authority has changed hands.
+func (g Generation) MarshalJSON() ([]byte, error) {
+	if g.Epoch == 0 {
+		return strconv.AppendUint(nil, g.Number, 10), nil
+	}
+	return strconv.AppendQuote(nil, g.String()), nil
+}
+
+// UnmarshalJSON reads what MarshalJSON gives.
+func (g *Generation) UnmarshalJSON(b []byte) error {
+	text := string(b)
+	if unquoted, err := strconv.Unquote(text); err == nil {
+		text = unquoted
+	}
+	got, err := ParseGeneration(text)
+	if err != nil {
+		return err
+	}
+	*g = got
+	return nil
 }
 
 // ParseGeneration reads what String prints.

@@ -82,7 +82,7 @@
 //	job, attempt   the folder JOB/ATTEMPT holds the data
 //	branch         counts the rewinds of the job
 //	step           the state is the one after this step; as in the attempt
-//	generation     {epoch, number}; as in the attempt
+//	generation     the number, or the string "EPOCH.NUMBER" when the epoch is not 0; as in the attempt
 //	unix_ns        when the leader published it, by its clock; nothing depends on it
 //	container      "raw"
 //	states         [{label, digest, tensors, bytes}], one for each coordinate, in order; digest is the D1 job root over all
