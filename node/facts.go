@@ -9,6 +9,7 @@ import (
 
 	"phalanx"
 	"phalanx/elastic"
+	"phalanx/membership"
 )
 
 // joinWindow is how long the first world waits for members beyond the minimum.
@@ -16,6 +17,9 @@ const joinWindow = 30 * time.Second
 
 // leaveTogether is how long members that leave wait for others that were asked to leave at the same time.
 const leaveTogether = time.Second
+
+// kernelSilence is how long a kernel that owes acknowledgements is taken for alive.
+const kernelSilence = 600 * time.Millisecond
 
 // facts gathers what the planner may know, with deadlines turned into named facts.
 func (a *arbiter) facts(now time.Time) *elastic.Facts {
@@ -151,8 +155,14 @@ func (a *arbiter) judgeConnected(m *elastic.MemberFact, v *memberView, now time.
 		return
 	}
 	m.Silent = true
-	m.Evidence = append(m.Evidence, phalanx.Evidence{Kind: phalanx.Stalled, About: m.Incarnate, Source: a.d.me(), UnixNS: v.heard.UnixNano(),
-		Detail: fmt.Sprintf("its kernel answers and its daemon has said nothing for %.1f s", silence.Seconds())})
+	e := phalanx.Evidence{Kind: phalanx.Stalled, About: m.Incarnate, Source: a.d.me(), UnixNS: v.heard.UnixNano(),
+		Detail: fmt.Sprintf("its kernel answers and its daemon has said nothing for %.1f s", silence.Seconds())}
+	if m.Host != a.d.cfg.Host {
+		if ack, err := membership.ReadAckState(v.conn.conn); err == nil && ack.Waiting() && ack.SinceAck > kernelSilence {
+			e.Kind, e.Detail = phalanx.HostSilent, fmt.Sprintf("its kernel has acknowledged nothing for %.1f s", ack.SinceAck.Seconds())
+		}
+	}
+	m.Evidence = append(m.Evidence, e)
 }
 
 // judgeLost says what the loss of a member's connection means by now.
