@@ -121,6 +121,9 @@ func Run(ctx context.Context, cfg Config) (Outcome, error) {
 	}
 	d.ctx, d.cancel = context.WithCancelCause(ctx)
 	defer d.cancel(nil)
+	if cfg.Plain {
+		d.plain, d.restart.Unit = newPlainRun(d), "a minute of uptime"
+	}
 	if err := d.open(); err != nil {
 		d.close()
 		return Outcome{Code: problemCode(err)}, err
@@ -295,8 +298,11 @@ func (d *Daemon) checkMachine() error {
 	}
 	path := filepath.Join(d.paths.Dir, "machine-id")
 	old, err := os.ReadFile(path)
-	if errors.Is(err, os.ErrNotExist) {
-		return os.WriteFile(path, id, 0o600)
+	if errors.Is(err, os.ErrNotExist) { // the daemons of a host start together: the name appears with the content
+		if err := createWhole(path, id); err != nil && !errors.Is(err, os.ErrExist) {
+			return &Problem{CodeFailed, fmt.Errorf("mark the directory as this machine's: %w", err), "choose a directory that can be written with --dir"}
+		}
+		old, err = os.ReadFile(path)
 	}
 	if err == nil && string(old) != string(id) {
 		return &Problem{CodeLocked, fmt.Errorf("%s belongs to another machine", d.paths.Dir), "a copied directory is no identity: start this host with an empty --dir and --join an address of the job"}

@@ -51,3 +51,20 @@ func readJSON(path string, v any) error {
 	}
 	return nil
 }
+
+// createWhole makes a file that nobody ever sees half written. os.ErrExist: somebody else made it.
+func createWhole(path string, content []byte) error {
+	f, err := os.CreateTemp(filepath.Dir(path), ".new-*")
+	if err != nil {
+		return err
+	}
+	defer os.Remove(f.Name())
+	_, err = f.Write(content)
+	if e := f.Close(); err == nil {
+		err = e
+	}
+	if err != nil {
+		return err
+	}
+	return os.Link(f.Name(), path)
+}

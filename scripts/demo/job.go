@@ -39,14 +39,12 @@ type member struct {
 }
 
 type transition struct {
-	Generation struct {
-		Epoch, Number uint64
-	} `json:"generation"`
-	Cause   string   `json:"cause"`
-	Planned bool     `json:"planned"`
-	Rewind  bool     `json:"rewind"`
-	Members []string `json:"members"`
-	Lost    []struct {
+	Generation generation `json:"generation"`
+	Cause      string     `json:"cause"`
+	Planned    bool       `json:"planned"`
+	Rewind     bool       `json:"rewind"`
+	Members    []string   `json:"members"`
+	Lost       []struct {
 		Member string `json:"member"`
 	} `json:"lost"`
 	ResumeStep uint64 `json:"resume_step"`
@@ -245,3 +243,8 @@ func (j *job) tail() string {
 	lines := strings.Split(strings.TrimSpace(string(b)), "\n")
 	return "  | " + strings.Join(lines[max(0, len(lines)-15):], "\n  | ")
 }
+
+// generation is a bare number in JSON while the authority has not changed hands.
+type generation struct{ Number uint64 }
+
+func (g *generation) UnmarshalJSON(b []byte) error { return json.Unmarshal(b, &g.Number) }

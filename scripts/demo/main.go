@@ -140,7 +140,8 @@ func resumed(ctx context.Context, p plan, dir string) (string, error) {
 		return "", err
 	}
 	defer j.kill()
-	s, err = j.until(ctx, "it trains again", func(s *status) bool { return s.Phase == "running" && len(s.World) > 0 })
+	// Until the first new generation the daemons know what their logs say: the world that was killed.
+	s, err = j.until(ctx, "it trains again", func(now *status) bool { return now.whole() && now.Generation > s.Generation })
 	if err != nil {
 		return "", err
 	}
