@@ -24,6 +24,10 @@ type Plan struct {
 	Why     string
 }
 
+// PlainSettings are the settings in the spec of a job without the step protocol: its trainers possess nothing that is voted
+// on or saved, and it is done when all of them have exited with 0.
+const PlainSettings = "without step protocol (--plain)"
+
 // Planner is the leader's policy. It keeps nothing: the same state and facts give the same plan.
 type Planner struct {
 	// Spec, layout and policy of the job, used by the first admission alone.
@@ -134,7 +138,8 @@ func (p Planner) finish(s *State, f *Facts) (Plan, bool) {
 		return Plan{}, false
 	}
 	newest := s.NewestPublished()
-	published := newest != nil && newest.Step == s.Spec.LastStep
+	plain := s.Spec.Settings == PlainSettings
+	published := !plain && newest != nil && newest.Step == s.Spec.LastStep
 	var digest phalanx.Digest
 	for _, seat := range s.World.Seats {
 		m := f.Fact(seat.Member)
@@ -149,6 +154,9 @@ func (p Planner) finish(s *State, f *Facts) (Plan, bool) {
 		if digest.IsZero() {
 			digest = m.Digest
 		}
+	}
+	if plain {
+		return Plan{Command: Done{s.Spec.LastStep, digest, f.UnixNS}, Why: "every trainer has exited with 0"}, true
 	}
 	if digest.IsZero() {
 		return Plan{}, false

@@ -53,6 +53,9 @@ func (d *Daemon) serveSocket() {
 func (d *Daemon) peerAPI() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /v1/state", d.handleState)
+	if d.plain != nil {
+		mux.HandleFunc("GET "+rendezvousPath, d.plain.serve)
+	}
 	d.readOnly(mux)
 	return mux
 }

@@ -50,6 +50,7 @@ type life struct {
 	stopped    membership.Stopped
 	lastMove   time.Time // of its progress counter
 	progress   uint64
+	plain      bool        // without the step protocol
 	retired    atomic.Bool // its memory is about to be unmapped
 }
 
@@ -222,6 +223,9 @@ func (l *life) promises() elastic.Page {
 
 // readTrainer is what the page says about the trainer. Fields of another trainer's are void.
 func (l *life) readTrainer() elastic.Trainer {
+	if l.plain {
+		return l.plainTrainer()
+	}
 	var t elastic.Trainer
 	if l.helloPID == 0 || l.died != nil {
 		return t

@@ -268,7 +268,6 @@ func (d *Daemon) adopt() error {
 	}
 	l.machine = elastic.NewMachine(l.who, d.state, d.promises(l))
 	l.seen = l.readTrainer()
-	l.lastMove = time.Now() // its silence is counted from here: nobody listened before
 	d.refreshSiblings()
 	d.setLease(time.Now())
 	if l.trainer != nil {

@@ -98,7 +98,7 @@ func (p *publisher) due(now time.Time) phalanx.Step {
 // tick announces the next save when none is under way.
 func (p *publisher) tick(now time.Time) {
 	s := p.d.state
-	if p.d.lead == nil || s.Spec == nil || s.World.Size() == 0 || s.Phase == elastic.Halted || s.Phase == elastic.Finished || p.busy || now.Before(p.retry) {
+	if p.d.plain != nil || p.d.lead == nil || s.Spec == nil || s.World.Size() == 0 || s.Phase == elastic.Halted || s.Phase == elastic.Finished || p.busy || now.Before(p.retry) {
 		return
 	}
 	step := p.due(now)
@@ -252,7 +252,7 @@ func (a *arbiter) tryStop(now time.Time) {
 	}
 	published := s.NewestPublished()
 	durable := published != nil && p != nil && p.wanted > 0 && published.Step >= p.wanted
-	training := s.World.Size() > 0 && s.Phase != elastic.Halted
+	training := s.World.Size() > 0 && s.Phase != elastic.Halted && d.plain == nil // plain trainers save by themselves when they get TERM
 	if durable || !training || now.Sub(a.stopAt) > d.cfg.Grace {
 		words := "stopped on request"
 		if durable {

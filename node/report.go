@@ -18,7 +18,7 @@ func (d *Daemon) sendReport(now time.Time) {
 	m := l.machine
 	r := &Report{
 		Incarnate: l.who, Seq: d.state.Seq, Generation: d.state.World.Generation, Local: m.State().String(),
-		Ready: l.helloPID != 0 && l.died == nil && d.failed == "", Possession: l.seen.Possession, Slabs: d.saver.slabs(),
+		Ready: d.trainerReady() && l.died == nil && d.failed == "", Possession: l.seen.Possession, Slabs: d.saver.slabs(),
 		Sealed: m.Sealed(), Refused: m.Refusal(), Voted: m.NewestVote(), Failed: d.failed, Leaving: d.leaving,
 		Finished: l.finished, Digest: l.digest, Siblings: d.siblingReports(now), Niced: d.niced,
 	}
@@ -38,6 +38,14 @@ func (d *Daemon) sendReport(now time.Time) {
 		r.Plain = d.plain.rendezvous
 	}
 	d.sendUp(&Message{Report: r})
+}
+
+// trainerReady reports whether the trainer has said hello or, without the step protocol, could be started.
+func (d *Daemon) trainerReady() bool {
+	if d.plain != nil {
+		return d.plain.ready == d.life
+	}
+	return d.life.helloPID != 0
 }
 
 // reportedEvidence is what this member says against itself and others in the current generation.

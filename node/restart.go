@@ -3,6 +3,7 @@
 package node
 
 import (
+	"cmp"
 	"fmt"
 	"time"
 
@@ -11,7 +12,8 @@ import (
 
 // RestartPolicy decides whether and when a member's trainer is started again. It is a value; the loop keeps it.
 type RestartPolicy struct {
-	Max    int          // starts without a committed step since the last one
+	Max    int          // starts without progress since the last one
+	Unit   string       // of progress, for messages; "" is a committed step
 	starts int          // since the last committed step
 	step   phalanx.Step // newest committed step seen
 }
@@ -28,7 +30,7 @@ func (p RestartPolicy) Committed(step phalanx.Step) RestartPolicy {
 // not come back; then it doubles from a quarter of a second to half a minute.
 func (p RestartPolicy) Next() (RestartPolicy, time.Duration, error) {
 	if p.starts > p.Max {
-		return p, 0, fmt.Errorf("started %d times without a committed step in between (--max-restarts %d)", p.starts, p.Max)
+		return p, 0, fmt.Errorf("started %d times without %s in between (--max-restarts %d)", p.starts, cmp.Or(p.Unit, "a committed step"), p.Max)
 	}
 	p.starts++
 	if p.starts <= 2 {

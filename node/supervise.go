@@ -21,7 +21,7 @@ type trainerKey struct{ who phalanx.Incarnate }
 // entry has removed this one. A trainer that died is never replaced inside its incarnation.
 func (d *Daemon) ensureTrainer() {
 	l := d.life
-	if l == nil || d.failed != "" || d.outcome != nil || d.starting || d.stopWhy != "" || d.leaving || d.plain != nil {
+	if l == nil || d.failed != "" || d.outcome != nil || d.starting || d.stopWhy != "" || d.leaving {
 		return
 	}
 	if l.died != nil || l.machine == nil {
@@ -35,7 +35,7 @@ func (d *Daemon) ensureTrainer() {
 		}
 		l = d.life
 	}
-	if l.trainer != nil || l.helloPID != 0 {
+	if l.trainer != nil || l.helloPID != 0 || d.plain != nil && d.plain.ready == l {
 		return
 	}
 	next, wait, err := d.restart.Next()
@@ -72,6 +72,10 @@ func (d *Daemon) launch(l *life, bad error) {
 		d.giveUp(bad.Error())
 		return
 	}
+	if d.plain != nil {
+		d.plain.beginLife(l) // its trainer starts with a generation
+		return
+	}
 	who := l.who
 	t, err := startTrainer(&d.cfg, d.paths, who, d.trainerEnv(), func(how string, code int) {
 		d.post(func() { d.trainerEnded(who, how, code, time.Now()) })
@@ -104,6 +108,8 @@ func (d *Daemon) giveUp(why string) {
 func (d *Daemon) hello(h *wire.Hello) (*wire.Welcome, *wire.Error) {
 	l := d.life
 	switch {
+	case d.plain != nil:
+		return nil, &wire.Error{Message: "this job runs without the step protocol", Hint: "run it without --plain", Code: wire.CodeProtocol}
 	case l == nil || l.died != nil:
 		return nil, &wire.Error{Message: "this incarnation has ended", Hint: "exit; a new trainer is started", Code: wire.CodeFenced}
 	case l.helloPID != 0 && membership.Alive(l.helloPID, l.helloStart):
