@@ -1,0 +1,253 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"errors"
+	"os"
+	"slices"
+	"testing"
+	"time"
+
+	"phalanx"
+	"phalanx/client/wire"
+	"phalanx/elastic"
+)
+
+func layout() []phalanx.TensorInfo {
+	return []phalanx.TensorInfo{{Name: "w", DType: "f32", Shape: []int{8, 4}}, {Name: "b", DType: "f32", Shape: []int{8}}}
+}
+
+// hello is what a trainer that is this process would say.
+func hello() *wire.Hello {
+	pid, start := selfProcess()
+	return &wire.Hello{PID: pid, Start: start, ProtocolMin: wire.Protocol, ProtocolMax: wire.Protocol, State: layout(), SegmentBytes: 10000,
+		Spec: phalanx.JobSpec{LastStep: 3, Slots: 1, GlobalBatch: 1, GroupSize: 1}}
+}
+
+func begin(t *testing.T, p Paths, index int, who phalanx.Incarnate) *life {
+	t.Helper()
+	l, err := newLife(p, index, who)
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.identify(index, false)
+	return l
+}
+
+func unmap(t *testing.T, l *life) {
+	t.Helper()
+	if err := l.unmap(); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestAdoptFindsNothingOnAFreshHost(t *testing.T) {
+	l, err := adoptLife(NewPaths(t.TempDir(), t.TempDir()), 0, "h/0", 0)
+	if l != nil || err != nil {
+		t.Errorf("adopted %v, %v", l, err)
+	}
+}
+
+// What a daemon wrote on its page before it died binds its successor.
+func TestPromisesOutliveTheDaemon(t *testing.T) {
+	p := NewPaths(t.TempDir(), t.TempDir())
+	who := incarnate("h", 1, 4)
+	g := phalanx.Generation{Epoch: 1, Number: 6}
+	l := begin(t, p, 1, who)
+	if got := l.promises(); got != (elastic.Page{}) {
+		t.Errorf("a new page promises %+v", got)
+	}
+	l.page.WriteSealed(wire.Sealed{Generation: g})
+	l.page.WriteVote(wire.Vote{Generation: g, Step: 8, OK: true, Digest: phalanx.Digest{1, 2}})
+	l.page.WriteRefusal(wire.Refusal{Generation: g, Step: 7, Who: 1, Why: wire.WhyVoteNotOK})
+	l.page.WriteCommit(wire.Commit{Generation: g, Step: 6})
+	want := elastic.Page{Sealed: g, Vote: elastic.Vote{Generation: g, Step: 8, OK: true, Digest: phalanx.Digest{1, 2}},
+		Refused: elastic.Vote{Generation: g, Step: 7}, Told: elastic.WriteCommit{Generation: g, Step: 6}}
+	if got := l.promises(); got != want {
+		t.Errorf("promises %+v, want %+v", got, want)
+	}
+	unmap(t, l)
+
+	again, err := adoptLife(p, 1, who.Member, 0)
+	if err != nil || again == nil {
+		t.Fatalf("adopted %v, %v", again, err)
+	}
+	defer unmap(t, again)
+	if again.who != who || again.promises() != want {
+		t.Errorf("adopted %s with %+v", again.who, again.promises())
+	}
+	if again.trainer != nil || again.segment != nil || again.helloPID != 0 {
+		t.Error("a trainer was adopted that never was")
+	}
+}
+
+func TestAdoptTakesTheNewestLife(t *testing.T) {
+	p := NewPaths(t.TempDir(), t.TempDir())
+	for n := range phalanx.Incarnation(3) {
+		unmap(t, begin(t, p, 0, incarnate("h", 0, n+9)))
+	}
+	l, err := adoptLife(p, 0, "h/0", 0)
+	if err != nil || l == nil || l.who.Incarnation != 11 {
+		t.Fatalf("adopted %v, %v", l, err)
+	}
+	unmap(t, l)
+}
+
+// A page that was made on another boot, for another member, for another life, or never used, holds no promise of this one.
+func TestAdoptIgnoresForeignPages(t *testing.T) {
+	boot0, boot1 := bootWords()
+	if boot0 == 0 || boot1 == 0 {
+		t.Fatal("no boot id")
+	}
+	whole := wire.Identity{Member: "h/0", Incarnation: 3, Boot0: boot0, Boot1: boot1}
+	for name, change := range map[string]func(*wire.Identity){
+		"another boot":        func(v *wire.Identity) { v.Boot0 ^= 1 },
+		"another boot's rest": func(v *wire.Identity) { v.Boot1 ^= 1 },
+		"another member":      func(v *wire.Identity) { v.Member = "g/0" },
+		"another life":        func(v *wire.Identity) { v.Incarnation = 2 },
+		"never used":          nil,
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := NewPaths(t.TempDir(), t.TempDir())
+			l, err := newLife(p, 0, incarnate("h", 0, 3))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if change != nil {
+				v := whole
+				change(&v)
+				l.page.WriteIdentity(v)
+			}
+			unmap(t, l)
+			if l, err := adoptLife(p, 0, "h/0", 0); l != nil || err != nil {
+				t.Errorf("adopted %v, %v", l, err)
+			}
+			if l, err := adoptLife(p, 0, "h/0", 0); l != nil || err != nil {
+				t.Errorf("the first look left something behind: %v, %v", l, err)
+			}
+		})
+	}
+}
+
+func TestAdoptRefusesAPageInUse(t *testing.T) {
+	p := NewPaths(t.TempDir(), t.TempDir())
+	l := begin(t, p, 0, incarnate("h", 0, 1))
+	_, err := adoptLife(p, 0, "h/0", 20*time.Millisecond)
+	var problem *Problem
+	if !errors.As(err, &problem) || problem.Code != CodeLocked {
+		t.Errorf("a held page: %v", err)
+	}
+	time.AfterFunc(50*time.Millisecond, func() { _ = l.unmap() }) // the old daemon ends while its successor waits
+	again, err := adoptLife(p, 0, "h/0", 20*time.Second)
+	if err != nil || again == nil {
+		t.Fatalf("adopted %v, %v", again, err)
+	}
+	unmap(t, again)
+}
+
+func TestNewLifeIsNeverAnOldOne(t *testing.T) {
+	p := NewPaths(t.TempDir(), t.TempDir())
+	unmap(t, begin(t, p, 0, incarnate("h", 0, 1)))
+	if l, err := newLife(p, 0, incarnate("h", 0, 1)); err == nil {
+		unmap(t, l)
+		t.Error("an incarnation was used twice")
+	}
+}
+
+// The trainer's memory has the trainer's part, the expected digests and the rings apart from each other, and is found again.
+func TestOutfitIsFoundAgain(t *testing.T) {
+	p := NewPaths(t.TempDir(), t.TempDir())
+	who := incarnate("h", 2, 5)
+	l := begin(t, p, 2, who)
+	h := hello()
+	if err := l.outfit(p, 2, h); err != nil {
+		t.Fatal(err)
+	}
+	l.identify(2, false)
+	size := int64(len(l.segment.Bytes()))
+	if d := l.digestOffset(); d < h.SegmentBytes || d+int64(len(h.State))*digestSize > l.serveSlot(0) {
+		t.Errorf("digests at %d lie on the trainer's %d bytes or on the ring at %d", d, h.SegmentBytes, l.serveSlot(0))
+	}
+	if l.serveSlot(wire.ServeCount) != l.fillSlot(0) || l.fillSlot(wire.FillCount) != size {
+		t.Errorf("rings from %d, %d end at %d of %d", l.serveSlot(0), l.fillSlot(0), l.fillSlot(wire.FillCount), size)
+	}
+	if l.spec == nil || *l.spec != h.Spec || !slices.EqualFunc(l.layout, h.State, sameTensor) {
+		t.Error("the hello is not kept")
+	}
+	if got := l.slabLabels(); got != nil {
+		t.Errorf("a new slab holds %v", got)
+	}
+	label := phalanx.Label{Step: 4, Generation: phalanx.Generation{Epoch: 1, Number: 1}, Digest: phalanx.Digest{7, 8}}
+	l.slabs.WriteHeader(wire.SlabHeader{State: wire.SlabStateFull, LayoutHash: l.slabs.Layout().Hash, LabelStep: label.Step, LabelGeneration: label.Generation, LabelDigest: label.Digest})
+	if got := l.slabLabels(); !slices.Equal(got, []phalanx.Label{label}) {
+		t.Errorf("the slab holds %v, want %s", got, label)
+	}
+	ring := l.ring
+	unmap(t, l)
+
+	again, err := adoptLife(p, 2, who.Member, 0)
+	if err != nil || again == nil {
+		t.Fatalf("adopted %v, %v", again, err)
+	}
+	defer unmap(t, again)
+	if again.ring != ring || again.trainer == nil || again.trainer.pid != os.Getpid() || again.helloStart != h.Start {
+		t.Errorf("adopted ring %d, trainer %+v", again.ring, again.trainer)
+	}
+	if err := again.openSlab(p, 2, nil); err != nil || again.slabs != nil {
+		t.Errorf("a slab without a layout: %v", err)
+	}
+	if err := again.openSlab(p, 2, layout()); err != nil {
+		t.Fatal(err)
+	}
+	if got := again.slabLabels(); !slices.Equal(got, []phalanx.Label{label}) {
+		t.Errorf("the adopted slab holds %v", got)
+	}
+	old, err := openOldSlab(p, 2, 5, layout())
+	if err != nil || old.label != label {
+		t.Fatalf("the slab of an earlier life: %+v, %v", old, err)
+	}
+	if err := old.region.Unmap(); err != nil {
+		t.Error(err)
+	}
+	if _, err := openOldSlab(p, 2, 5, layout()[:1]); err == nil {
+		t.Error("a slab of another layout is taken")
+	}
+	if _, err := openOldSlab(p, 2, 6, layout()); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("a slab that never was: %v", err)
+	}
+}
+
+// Cells that another trainer wrote on the page are void.
+func TestReadTrainerIgnoresOtherTrainers(t *testing.T) {
+	p := NewPaths(t.TempDir(), t.TempDir())
+	l := begin(t, p, 0, incarnate("h", 0, 1))
+	defer unmap(t, l)
+	if got := l.readTrainer(); got != (elastic.Trainer{}) {
+		t.Errorf("without a hello: %+v", got)
+	}
+	l.helloPID, l.helloStart = selfProcess()
+	g := phalanx.Generation{Epoch: 1, Number: 1}
+	write := func(start uint64) {
+		l.page.WriteApplied(wire.Applied{Step: 3, Generation: g, Valid: true, TrainerStart: start})
+		l.page.WriteGradient(wire.Gradient{Step: 4, Generation: g, TrainerStart: start})
+		l.page.WriteVoteRequest(wire.VoteRequest{Step: 4, Generation: g, OK: true, TrainerStart: start})
+	}
+	write(l.helloStart + 1)
+	if got := l.readTrainer(); got != (elastic.Trainer{Possession: elastic.Possession{Trainer: true}}) {
+		t.Errorf("another trainer's words count: %+v", got)
+	}
+	write(l.helloStart)
+	got := l.readTrainer()
+	if !got.Holds || got.Label.Step != 3 || got.Gradient.Step != 4 || got.Request.Step != 4 || !got.Request.OK {
+		t.Errorf("its own words do not count: %+v", got)
+	}
+	l.page.WriteHealing(wire.Healing{On: true, TrainerStart: l.helloStart})
+	if got := l.readTrainer(); got.Holds || got.Label != (phalanx.Label{}) {
+		t.Errorf("a state is held in the middle of a heal: %+v", got)
+	}
+	l.died = &phalanx.Evidence{}
+	if got := l.readTrainer(); got != (elastic.Trainer{}) {
+		t.Errorf("after its death: %+v", got)
+	}
+}
