@@ -151,7 +151,7 @@ func (p Planner) halt(s *State, c FormGeneration) *HaltReason {
 // promise, which nobody can supply.
 func (p Planner) rewind(s *State, f *Facts, evidence []phalanx.Evidence, answers []Answer, resume Floor, newest phalanx.Step) Plan {
 	if !f.Store.Known {
-		return Plan{Why: "nobody possesses the floor; what the store holds is not known yet"}
+		return Plan{Look: true, Why: "nobody possesses the floor; what the store holds is not known yet"}
 	}
 	floor, source := p.origin(s, f, true)
 	c, missing := p.formation(s, f, evidence, answers, floor)
@@ -209,8 +209,9 @@ func accused(evidence []phalanx.Evidence, who phalanx.Incarnate) bool {
 		switch e.Kind {
 		case phalanx.TrainerExited, phalanx.HostSilent, phalanx.Stalled, phalanx.Hung, phalanx.NotReady, phalanx.HealFailed:
 			return true
+		default:
+			return false
 		}
-		return false
 	})
 }
 

@@ -21,7 +21,9 @@ type Ask struct {
 type Plan struct {
 	Ask     *Ask
 	Command Command
-	Why     string
+	// Look asks the loop to find out what the store holds: the plan waits for it.
+	Look bool
+	Why  string
 }
 
 // PlainSettings are the settings in the spec of a job without the step protocol: its trainers possess nothing that is voted
@@ -288,7 +290,7 @@ func (p Planner) open(s *State, f *Facts) Plan {
 		return Plan{Why: "no trainer has said hello yet"}
 	}
 	if !f.Store.Known {
-		return Plan{Why: "what the store holds is not known yet"}
+		return Plan{Look: true, Why: "what the store holds is not known yet"}
 	}
 	if s.WantGroups() < s.MinGroups() {
 		return Plan{Why: fmt.Sprintf("a full world has %d groups and %d are the minimum: no world fits; want more ranks or slots, or a lower minimum", s.WantGroups(), s.MinGroups())}

@@ -244,7 +244,7 @@ func (a *arbiter) prove() {
 func (a *arbiter) stateChanged(old, s *elastic.State) {
 	now := time.Now()
 	if old == nil || old.World.Generation != s.World.Generation {
-		a.round, a.roundAt = elastic.Round{}, time.Time{}
+		a.round, a.roundAt, a.store = elastic.Round{}, time.Time{}, elastic.StoreFact{}
 		a.formedAt, a.movedAt, a.progress = now, now, 0
 		for _, v := range a.members {
 			v.answer, v.first = nil, nil
@@ -277,7 +277,9 @@ func (a *arbiter) plan() {
 	case p.Command != nil:
 		a.propose(p.Command, p.Why)
 	}
-	a.look(facts)
+	if p.Look {
+		a.look()
+	}
 }
 
 // ask asks every member of the world for a seal.
@@ -349,12 +351,10 @@ func (a *arbiter) propose(c elastic.Command, why string) {
 	})
 }
 
-// look reads the store in the background when the planner needs to know what it holds.
-func (a *arbiter) look(f *elastic.Facts) {
-	if a.store.Known || a.looking || a.d.state.Spec == nil {
-		return
-	}
-	if a.d.state.World.Size() > 0 && len(f.Members) > 0 && a.d.state.Phase != elastic.Halted && !a.round.Asked {
+// look reads the store in the background, when a plan waits for it. What was seen counts for one generation: a checkpoint may
+// be published, or become unreadable, in the next one.
+func (a *arbiter) look() {
+	if a.store.Known || a.looking {
 		return
 	}
 	a.looking = true
