@@ -126,30 +126,7 @@ func prepare(ctx context.Context, s *settings.Settings, haveKey bool) error {
 			return err
 		}
 	}
-	if err := claim(s.Dir); err != nil {
-		return err
-	}
 	return s.Write()
-}
-
-// claim writes down which machine a directory belongs to, before several daemons look at it at once. They refuse a directory
-// of another machine.
-func claim(dir string) error {
-	id, err := os.ReadFile("/etc/machine-id")
-	if err != nil || len(id) == 0 {
-		return nil // a machine without an id cannot be told from others
-	}
-	path := filepath.Join(dir, "machine-id")
-	if _, err := os.Stat(path); err == nil {
-		return nil
-	}
-	if err := os.WriteFile(path+".new", id, 0o600); err != nil {
-		return fmt.Errorf("claim directory: %w", err)
-	}
-	if err := os.Rename(path+".new", path); err != nil {
-		return fmt.Errorf("claim directory: %w", err)
-	}
-	return nil
 }
 
 // refuseState is --resume never: nothing that exists may be mistaken for a new job's, nor be overwritten by it.

@@ -348,10 +348,18 @@ func (s *supervisor) reap() {
 		if err != nil || pid <= 0 {
 			return
 		}
+		known := false
 		for _, d := range s.daemons {
 			if d.pid == pid {
-				d.status, d.reaped = status, pid
+				d.status, d.reaped, known = status, pid, true
 			}
+		}
+		if !known && s.Settings.Plain {
+			code := status.ExitStatus()
+			if status.Signaled() {
+				code = 128 + int(status.Signal())
+			}
+			node.NotePlainExit(s.dir, s.Settings.LocalSize(), pid, code)
 		}
 	}
 }
