@@ -253,6 +253,9 @@ func (a *arbiter) stateChanged(old, s *elastic.State) {
 			a.timing.generation, a.timing.applied, a.timing.recorded = s.World.Generation, now, false
 		}
 	}
+	if old != nil && len(s.Published) != len(old.Published) {
+		a.store = elastic.StoreFact{}
+	}
 	for _, seat := range s.World.Seats {
 		if a.members[seat.Member] == nil {
 			a.members[seat.Member] = &memberView{id: seat.Member, lost: now}

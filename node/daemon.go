@@ -73,7 +73,6 @@ type Daemon struct {
 	state    *elastic.State
 	life     *life
 	siblings []*sibling
-	retired  []*wire.Page
 	lead     *arbiter
 	up       *upstream
 	restart  RestartPolicy
@@ -93,6 +92,7 @@ type Daemon struct {
 	outcome  *Outcome
 	ended    bool
 	steps    stepTimes
+	ticks    uint64
 	view     atomic.Pointer[Status] // for readers outside of the loop
 	niced    bool
 	peers    *peerLinks

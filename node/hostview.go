@@ -41,8 +41,8 @@ type siblingKey struct {
 	pid     int
 }
 
-// refreshSiblings maps the newest pages of the other members of this host and watches their processes. It is called on
-// every tick and whenever a world is formed; mapping is cheap and done once per life.
+// refreshSiblings maps the newest pages of the other members of this host and watches their processes. It is called a few
+// times a second and whenever a world is formed; mapping is done once per life.
 func (d *Daemon) refreshSiblings() {
 	for index := range wire.BellLines / 2 {
 		if index == d.cfg.Index {
@@ -75,7 +75,7 @@ func (d *Daemon) refreshSiblings() {
 func (d *Daemon) dropSibling(s *sibling) {
 	d.procs.Unwatch(siblingKey{s.index, s.life, false, s.identity.DaemonPID})
 	d.procs.Unwatch(siblingKey{s.index, s.life, true, s.identity.TrainerPID})
-	d.retired = append(d.retired, s.page) // the engine may still read the old mapping until its workers have left
+	_ = s.page.Unmap() // only the loop reads it
 }
 
 // checkSibling reads who runs a sibling now and watches new processes.

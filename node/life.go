@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -286,7 +287,7 @@ func (l *life) unmap() error {
 }
 
 // bootWords is the kernel's boot id as two words.
-func bootWords() (uint64, uint64) {
+var bootWords = sync.OnceValues(func() (uint64, uint64) {
 	text := strings.ReplaceAll(membership.BootID(), "-", "")
 	var b [16]byte
 	for i := 0; i+1 < len(text) && i/2 < 16; i += 2 {
@@ -295,4 +296,4 @@ func bootWords() (uint64, uint64) {
 		b[i/2] = v
 	}
 	return binary.BigEndian.Uint64(b[:8]), binary.BigEndian.Uint64(b[8:])
-}
+})

@@ -165,7 +165,7 @@ func (d *Daemon) postDescriptors() {
 
 // readSiblingVotes reads the votes of the world's members on this host from their pages.
 func (d *Daemon) readSiblingVotes() {
-	for _, s := range d.siblings {
+	for _, s := range d.siblings[:d.cfg.LocalSize] {
 		if s == nil {
 			continue
 		}
@@ -190,7 +190,7 @@ func (d *Daemon) peerVoted(who phalanx.Incarnate, v elastic.Vote) {
 
 // rereadVotes reads every vote again: a new generation counts votes that came before it was read here.
 func (d *Daemon) rereadVotes() {
-	for _, s := range d.siblings {
+	for _, s := range d.siblings[:d.cfg.LocalSize] {
 		if s != nil {
 			s.voteSeq = 0
 		}
@@ -215,7 +215,15 @@ func (d *Daemon) processExited(x membership.ProcExit) {
 // tick turns expired deadlines into events. lateness is how late this daemon itself ran: what it has not read yet may have
 // come in time.
 func (d *Daemon) tick(now time.Time, lateness time.Duration) {
-	d.refreshSiblings()
+	if d.ticks++; d.ticks%4 == 0 {
+		d.refreshSiblings()
+	} else {
+		for _, s := range d.siblings[:d.cfg.LocalSize] {
+			if s != nil {
+				d.checkSibling(s)
+			}
+		}
+	}
 	d.watchTrainer(now)
 	if d.plain != nil {
 		d.plain.tick(now)
@@ -431,7 +439,7 @@ func (d *Daemon) endOrphans() {
 			return
 		}
 	}
-	for _, s := range d.siblings {
+	for _, s := range d.siblings[:d.cfg.LocalSize] {
 		if s == nil || s.daemon || !s.trainer || s.identity.TrainerPID == 0 {
 			continue
 		}

@@ -67,6 +67,7 @@ func (l *life) plainTrainer() elastic.Trainer {
 // beginLife is told that a life could start its trainer.
 func (p *plainRun) beginLife(l *life) {
 	p.ready, l.spec = l, plainSpec()
+	p.d.scan() // what it possesses is reported with it
 	p.d.dirty = true
 }
 
@@ -85,9 +86,12 @@ func (p *plainRun) stateChanged(s *elastic.State) {
 // this generation is kept.
 func (p *plainRun) form(g phalanx.Generation) {
 	d, l := p.d, p.d.life
+	x := p.proc
+	if x != nil && x.life == l && g.Less(x.Generation) {
+		return // this daemon came back and has not read as far as its predecessor
+	}
 	p.cancel()
 	p.ready, p.forming, l.finished, d.dirty = l, g, false, true
-	x := p.proc
 	switch halted := d.state.Phase == elastic.Halted; {
 	case x != nil && x.life == l && x.Generation == g:
 		d.later(func() { p.keep(x) })
@@ -223,11 +227,16 @@ func (p *plainRun) abort(g phalanx.Generation) {
 	d, l := p.d, p.d.life
 	p.cancel()
 	p.forming = phalanx.Generation{}
-	p.stop(func() {
+	left := func() {
 		if d.life == l {
 			d.run(l.machine.Step(elastic.WorkersLeft{Generation: g}))
 		}
-	})
+	}
+	if x := p.proc; x != nil && x.life == l && g.Less(x.Generation) {
+		d.later(left) // see form
+		return
+	}
+	p.stop(left)
 }
 
 // stop asks the trainer to end, kills what is left of it when the grace is over, and then calls then in the loop.
