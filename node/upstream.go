@@ -104,10 +104,10 @@ func (u *upstream) attempt(hint string) (string, error) {
 	var errs []error
 	for _, addr := range tried {
 		next, err := u.stream(addr)
-		if err == nil || next != "" {
+		if next != "" {
 			return next, err
 		}
-		errs = append(errs, err)
+		errs = append(errs, err) // nil: it knows no leader either, like the siblings of a host that has just come
 		if d.raft.IsLeader() || d.ctx.Err() != nil {
 			break
 		}
