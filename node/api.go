@@ -175,6 +175,10 @@ func (d *Daemon) leave(why string) {
 	}
 	d.leaving, d.stopWhy, d.dirty = true, why, true
 	d.log.Info("leaving", "why", why)
+	if d.lead == nil && !d.up.connected && d.state.Member(d.me()) == nil {
+		d.end(Outcome{Code: CodePreempted, Reason: "stopped before the job was joined", Hint: "run the same command again to join it"})
+		return
+	}
 	d.ends.Go(func() {
 		select {
 		case <-time.After(d.cfg.Grace + 5*time.Second):

@@ -33,6 +33,8 @@ func (r *plainRecord) how() string {
 	switch {
 	case r.Exit == nil:
 		return "its daemon ended while it started the trainer"
+	case r.Asked:
+		return "it was asked to end"
 	case *r.Exit < 0:
 		return "its process has ended and nobody knows how"
 	}
