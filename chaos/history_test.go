@@ -22,10 +22,11 @@ type history struct {
 	trainers    map[phalanx.MemberID]int // newest trainer seen
 	struck      map[int]string           // pids of trainers that a test hit, and how
 	faults      []string                 // what must not happen and was seen
+	allowed     string                   // why the job may go back to a stored state, "" when it may not
 }
 
 func newHistory() *history {
-	return &history{map[phalanx.Generation]elastic.Transition{}, map[phalanx.MemberID]int{}, map[int]string{}, nil}
+	return &history{map[phalanx.Generation]elastic.Transition{}, map[phalanx.MemberID]int{}, map[int]string{}, nil, ""}
 }
 
 // note adds one look.
@@ -68,6 +69,9 @@ func (h *history) check(t *testing.T) {
 	}
 	var before *elastic.Transition
 	for _, x := range h.ordered() {
+		if h.allowed != "" {
+			continue
+		}
 		if x.Rewind {
 			t.Errorf("generation %s is a rewind, and holders of the state lived", x.Generation)
 		}
@@ -80,7 +84,8 @@ func (h *history) check(t *testing.T) {
 			}
 			if x.Generation == before.Generation.Next() {
 				for _, id := range survivors(*before, x) {
-					if slices.Contains(x.Healing, id) {
+					unfinished := before.Seconds == nil && slices.Contains(before.Healing, id)
+					if slices.Contains(x.Healing, id) && !unfinished {
 						t.Errorf("generation %s: %s survived and heals all the same", x.Generation, id)
 					}
 				}

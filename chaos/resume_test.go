@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package chaos_test
+
+import (
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"phalanx/node"
+)
+
+// TestP4EverythingKilled: nothing lives any more, and the same command goes on from the newest state that is left.
+func TestP4EverythingKilled(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		reboot bool
+	}{{"host memory is left", false}, {"after a reboot", true}} {
+		t.Run(c.name, func(t *testing.T) {
+			j := newJob(t, 4, 250, 10*time.Millisecond)
+			j.flags = []string{"--save-every", "50"}
+			j.run()
+			s := j.until("a checkpoint is published and training goes on", func(s *node.Status) bool {
+				return s.Published != nil && s.Published.Step >= 50 && s.Step >= s.Published.Step+10
+			})
+			killed := s.Step
+			j.killAll()
+			if c.reboot {
+				j.reboot()
+			}
+			j.forget()
+			j.run()
+			s = j.until("it trains again", both(whole(4), func(n *node.Status) bool { return n.Generation > s.Generation }))
+			t.Logf("killed at step %d, goes on from step %d", killed, s.Floor)
+			if s.Floor < 50 {
+				t.Errorf("goes on from step %d although step 50 was published", s.Floor)
+			}
+			j.history.allowed = "everything was killed"
+			j.finish()
+		})
+	}
+}
+
+// TestP7RunMayDie: without a run the job goes on, and the same run takes it over.
+func TestP7RunMayDie(t *testing.T) {
+	j := newJob(t, 4, 400, 15*time.Millisecond)
+	first := j.run()
+	s := j.until("four ranks train", both(whole(4), at(10)))
+	first.signal(syscall.SIGKILL)
+	<-first.ended
+	s = j.until("training goes on without a run", both(whole(4), at(s.Step+20)))
+
+	j.run()
+	j.until("the new run has taken over", func(*node.Status) bool { return strings.Count(j.newest().errs(), "attached to a living daemon") == 4 })
+	// It holds daemons up as if it had started them.
+	f := follower(t, s)
+	s = j.until("training goes on", whole(4))
+	j.strike(s, nil, []node.MemberStatus{f})
+	j.until("the daemon is started again", both(whole(4), restarted(f), at(s.Step+5)))
+	j.finish()
+	if n := len(j.transitions); n != 1 {
+		t.Errorf("%d generations, want the first alone", n)
+	}
+}
+
+// TestInterruptedRunGoesOn: TERM finishes the step, publishes and leaves in order; the same command goes on from there.
+func TestInterruptedRunGoesOn(t *testing.T) {
+	for _, sig := range []syscall.Signal{syscall.SIGTERM, syscall.SIGINT} {
+		t.Run(sig.String(), func(t *testing.T) {
+			j := newJob(t, 4, 200, 15*time.Millisecond)
+			p := j.run()
+			s := j.until("four ranks train", both(whole(4), at(30)))
+			p.signal(sig)
+			if p = j.end(); p.code != 75 {
+				t.Fatalf("%v: the run ended with %d, want 75\n%s", sig, p.code, tail(p.errs(), 15))
+			}
+			out, code := j.verb("ckpt", "latest")
+			if code != 0 || !strings.HasPrefix(out, "step=") {
+				t.Fatalf("ckpt latest: %d %s", code, out)
+			}
+			if left := j.own(); len(left) != 0 {
+				t.Errorf("daemons or trainers are left: %v", left)
+			}
+			j.reboot() // what was promised is in the store
+			j.forget()
+			floor := s.Step
+			j.run()
+			s = j.until("it trains again", whole(4))
+			if s.Floor < floor {
+				t.Errorf("goes on from step %d; step %d was committed before the signal", s.Floor, floor)
+			}
+			j.history.allowed = "stopped and started"
+			j.finish()
+		})
+	}
+}
+
+// TestHealthyStepsWriteNothing: the log is for changes.
+func TestHealthyStepsWriteNothing(t *testing.T) {
+	j := newJob(t, 4, 200, 10*time.Millisecond)
+	j.run()
+	from := j.until("four ranks train, and the voters are chosen", both(whole(4), at(40), func(s *node.Status) bool { return len(s.Raft.Voters) == 3 }))
+	to := j.until("a hundred steps later", at(from.Step+100))
+	if from.Raft.Term != to.Raft.Term {
+		t.Skipf("leadership changed from term %d to %d: this machine is too busy to tell", from.Raft.Term, to.Raft.Term)
+	}
+	if from.Raft.Commit != to.Raft.Commit || from.Raft.LastIndex != to.Raft.LastIndex {
+		t.Errorf("the log grew from %d (%d committed) to %d (%d committed) over %d healthy steps",
+			from.Raft.LastIndex, from.Raft.Commit, to.Raft.LastIndex, to.Raft.Commit, to.Step-from.Step)
+	}
+	j.finish()
+}
+
+// TestSpareTakesTheRank: a parked trainer takes the place of a dead one in one generation, and the dead one's successor parks.
+func TestSpareTakesTheRank(t *testing.T) {
+	j := newJob(t, 3, 300, 15*time.Millisecond)
+	j.flags = []string{"--spares", "1"}
+	j.run()
+	s := j.until("three ranks train and one is parked", both(whole(3), at(10), func(s *node.Status) bool { return len(spares(s)) == 1 }))
+	spare := spares(s)[0]
+	dead := follower(t, s)
+	j.strike(s, []node.MemberStatus{dead}, nil)
+	generation := s.Generation
+	s = j.until("the spare is in the world", both(whole(3), at(s.Step+3), func(n *node.Status) bool { return n.Generation > generation }))
+	now := find(t, s, spare.Member)
+	if s.Generation != generation+1 {
+		t.Errorf("one kill took the generation from %d to %d", generation, s.Generation)
+	}
+	if now.Rank != dead.Rank || now.TrainerPID != spare.TrainerPID {
+		t.Errorf("rank %d of %s is to be taken by the parked trainer, pid %d; %s has rank %d, pid %d", dead.Rank, dead.Member, spare.TrainerPID, now.Member, now.Rank, now.TrainerPID)
+	}
+	s = j.until("the successor of the dead one is parked", func(n *node.Status) bool {
+		p := spares(n)
+		return len(p) == 1 && p[0].Member == dead.Member && p[0].Incarnation > dead.Incarnation
+	})
+	s = j.until("training goes on", at(s.Step+10))
+	if s.Generation != generation+1 {
+		t.Errorf("the successor of the dead one parked by generation %d, want none after %d", s.Generation, generation+1)
+	}
+	j.finish()
+}
+
+// spares are the members that are ready and in no world.
+func spares(s *node.Status) []node.MemberStatus {
+	var out []node.MemberStatus
+	for _, m := range s.Members {
+		if m.State == "spare" && m.Rank < 0 && m.TrainerPID > 1 {
+			out = append(out, m)
+		}
+	}
+	return out
+}
+
+// TestDrainAndResize: members leave and come at the end of a step, and nobody else notices.
+func TestDrainAndResize(t *testing.T) {
+	j := newJob(t, 4, 500, 15*time.Millisecond)
+	j.run()
+	s := j.until("four ranks train", both(whole(4), at(10)))
+	f := follower(t, s)
+	j.hit(f.TrainerPID, "drained")
+	if out, code := j.verb("drain", string(f.Member), "--why", "a test"); code != 0 {
+		t.Fatalf("drain: %d\n%s", code, out)
+	}
+	s = j.until("three ranks train", both(without(3, f.Member), at(s.Step+5)))
+	if out, code := j.verb("drain", "nobody/7"); code == 0 {
+		t.Errorf("drain of a stranger is accepted: %s", out)
+	}
+
+	for _, id := range s.World { // whoever leaves was asked to
+		j.hit(find(t, s, id).TrainerPID, "resize")
+	}
+	if out, code := j.verb("resize", "2"); code != 0 {
+		t.Fatalf("resize: %d\n%s", code, out)
+	}
+	s = j.until("two ranks train", both(func(s *node.Status) bool { return len(s.World) == 2 }, at(s.Step+5)))
+	if out, code := j.verb("resize", "3"); code != 0 {
+		t.Fatalf("resize: %d\n%s", code, out)
+	}
+	j.until("three ranks train again", both(func(s *node.Status) bool { return len(s.World) == 3 }, at(s.Step+5)))
+	for _, x := range j.ordered() {
+		if !x.Planned && x.Generation.Number > 1 || x.Newest != x.ResumeStep {
+			t.Errorf("generation %s was not planned, or lost a step: %+v", x.Generation, x)
+		}
+	}
+	j.finish()
+}
