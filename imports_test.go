@@ -36,6 +36,8 @@ var layers = []layer{
 	{"cmd", []string{".", "kernels", "elastic", "consensus", "membership", "collective", "ckpt", "client", "client/wire", "node", "chaos"},
 		"reads flags and environment and puts the parts together"},
 	{"scripts", nil, "drives the built programs from outside, by the surfaces that docs/cli.md promises"},
+	{"scripts/bench", []string{".", "kernels", "client"},
+		"drives from outside too; its trainers, which do nothing but take times, are trainers like any other and use the client"},
 }
 
 // outsider says which folders may import a module from outside. Of two entries that hold a package the longer one counts.

@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"math/rand/v2"
+	"path/filepath"
+	"slices"
+	"time"
+)
+
+// tooLong is the recovery that nobody may see.
+const tooLong = 1.0
+
+// recovery is one kill of a trainer and what came of it. All durations are in seconds.
+type recovery struct {
+	Member     string `json:"member"`
+	Leads      bool   `json:"leads"` // its daemon led
+	KillUnixNS int64  `json:"kill_unix_ns"`
+	Step       uint64 `json:"step"` // committed when the kill was planned
+
+	Detect    float64 `json:"detect"` // kill until the end was seen
+	Tell      float64 `json:"tell"`   // until the leader asked for seals
+	Seal      float64 `json:"seal"`
+	Agree     float64 `json:"agree"`
+	Form      float64 `json:"form"`
+	Heal      float64 `json:"heal"`
+	FirstStep float64 `json:"first_step"`
+	Total     float64 `json:"total"`    // kill until the smaller world committed: the sum of the above
+	Stamped   float64 `json:"by_stamp"` // the same by the time stamp of the change, which knows nothing of the parts before it
+
+	FullSize   float64    `json:"full_size"` // kill until the full world committed
+	Recomputed uint64     `json:"recomputed_steps"`
+	Change     transition `json:"transition"`
+	Return     transition `json:"return"`
+}
+
+// measureRecovery kills trainers of the reference trainer's job, one after the other, each time in a full world.
+func measureRecovery(ctx context.Context, p plan, dir string, r *results) (err error) {
+	j, err := start(p, filepath.Join(dir, "recovery"), filepath.Join(p.bin, "phalanx-lm"),
+		"--steps", "100000000", "--step-floor", p.floor.String(), "--log-every", "100000")
+	if err != nil {
+		return err
+	}
+	defer j.end()
+	random := rand.New(rand.NewPCG(p.seed, 1))
+	for i := range p.kills {
+		s, err := j.strike(ctx, random)
+		if err != nil {
+			return fmt.Errorf("kill %d: %w", i+1, err)
+		}
+		r.Recovery = append(r.Recovery, *s)
+		if s.Total > tooLong {
+			told, _ := json.MarshalIndent(s, "   ", "  ")
+			fmt.Printf("   kill %d took %.3f s:\n   %s\n", i+1, s.Total, told)
+		}
+	}
+	last, err := j.calm(ctx)
+	if err != nil {
+		return err
+	}
+	want := 1 + 2*p.kills // the start, and for each kill one change on the path and one back
+	if n := len(last.Transitions); n != want {
+		r.Surprises = append(r.Surprises, fmt.Sprintf("%d kills made %d changes of the world, expected %d", p.kills, n, want))
+	}
+	return nil
+}
+
+// strike kills one trainer at a random moment of a step and reads what the job says about it.
+func (j *job) strike(ctx context.Context, random *rand.Rand) (*recovery, error) {
+	before, err := j.calm(ctx)
+	if err != nil {
+		return nil, err
+	}
+	victim := before.World[random.IntN(len(before.World))]
+	if err := pause(ctx, time.Duration(random.Int64N(int64(4*j.floor)))); err != nil {
+		return nil, err
+	}
+	pid := before.find(victim).TrainerPID
+	at, err := kill(pid)
+	if err != nil {
+		return nil, err
+	}
+	if err := pause(ctx, j.settle); err != nil {
+		return nil, err
+	}
+	after, err := j.until(ctx, "all ranks train again", func(s *status) bool {
+		m := s.find(victim)
+		return s.whole() && m != nil && m.TrainerPID != pid && changeAfter(s, victim, at) >= 0
+	})
+	if err != nil {
+		return nil, err
+	}
+	return account(before, after, victim, at)
+}
+
+// changeAfter is the index of the change that lost the victim after the kill, -1 when there is none.
+func changeAfter(s *status, victim string, at int64) int {
+	return slices.IndexFunc(s.Transitions, func(t transition) bool {
+		return t.UnixNS > at && slices.ContainsFunc(t.Lost, func(i incarnate) bool { return i.Member == victim })
+	})
+}
+
+// account splits the time from a kill to the first step of the smaller world.
+func account(before, after *status, victim string, at int64) (*recovery, error) {
+	i := changeAfter(after, victim, at)
+	t, full := after.Transitions[i], after.Transitions[len(after.Transitions)-1]
+	r := &recovery{
+		Member: victim, Leads: victim == before.Leader, KillUnixNS: at, Step: before.Step, Change: t, Return: full,
+		Recomputed: t.NewestStep - min(t.NewestStep, t.ResumeStep),
+	}
+	seen := int64(0)
+	for _, e := range t.Evidence {
+		if e.About.Member == victim && e.UnixNS >= at && (seen == 0 || e.UnixNS < seen) {
+			seen = e.UnixNS
+		}
+	}
+	if seen == 0 || t.Seconds == nil {
+		told, _ := json.Marshal(t)
+		return nil, fmt.Errorf("the change that lost %s has no evidence from after the kill, or no times: %s", victim, told)
+	}
+	v := t.Seconds
+	r.Detect, r.Tell, r.Seal, r.Agree = float64(seen-at)/1e9, v.Detect, v.Seal, v.Agree
+	r.Form, r.Heal, r.FirstStep = v.Form, v.Heal, v.FirstStep
+	r.Total = r.Detect + r.Tell + r.Seal + r.Agree + r.Form + r.Heal + r.FirstStep
+	r.Stamped = float64(t.committed()-at) / 1e9
+	if len(full.Members) == ranks {
+		r.FullSize = float64(full.committed()-at) / 1e9
+	}
+	return r, nil
+}
