@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"syscall"
 	"testing"
 	"time"
@@ -52,6 +53,33 @@ func logs(t *testing.T, cfg *Config) {
 	for _, name := range names {
 		b, _ := os.ReadFile(name)
 		t.Logf("%s:\n%s", name, b)
+	}
+}
+
+// await asks a daemon over its socket until the answer is as wanted.
+func await(ctx context.Context, t *testing.T, cfg *Config, wanted func(*Status) bool) *Status {
+	t.Helper()
+	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return (&net.Dialer{}).DialContext(ctx, "unix", NewPaths(cfg.Dir, cfg.ShmDir).Socket(cfg.Index))
+	}}}
+	for {
+		s := new(Status)
+		req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://phalanx/v1/status", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		res, err := client.Do(req)
+		if err == nil {
+			err = errors.Join(json.NewDecoder(res.Body).Decode(s), res.Body.Close())
+		}
+		if err == nil && wanted(s) {
+			return s
+		}
+		if ctx.Err() != nil {
+			logs(t, cfg)
+			t.Fatalf("%s does not come to it: %+v, %v", cfg.Member(), s, err)
+		}
+		time.Sleep(10 * time.Millisecond)
 	}
 }
 
@@ -137,23 +165,7 @@ func TestDaemonLeavesItsTrainerToItsSuccessor(t *testing.T) {
 	}
 	t.Cleanup(func() { process.Kill() })
 
-	var s Status
-	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-		return (&net.Dialer{}).DialContext(ctx, "unix", NewPaths(cfg.Dir, cfg.ShmDir).Socket(0))
-	}}}
-	for s.Leader != "h/0" {
-		if ctx.Err() != nil {
-			t.Fatalf("it does not lead: %+v", s)
-		}
-		res, err := client.Get("http://phalanx/v1/status")
-		if err == nil {
-			err = errors.Join(json.NewDecoder(res.Body).Decode(&s), res.Body.Close())
-		}
-		if err != nil {
-			t.Logf("status: %v", err)
-		}
-		time.Sleep(20 * time.Millisecond)
-	}
+	s := await(ctx, t, &cfg, func(s *Status) bool { return s.Leader == "h/0" })
 	if s.AnsweredBy != "h/0" || s.Job != "job" || !s.Fresh {
 		t.Errorf("status %+v", s)
 	}
@@ -173,4 +185,71 @@ func TestDaemonLeavesItsTrainerToItsSuccessor(t *testing.T) {
 		t.Error(err)
 	}
 	goleak.VerifyNone(t, before) // retries until the waiter of the trainer has ended with it
+}
+
+// Two hosts train one job in this process. The trainer of the second is killed on the way: it comes back in a next life,
+// heals from the first over the network, and both end with the same state.
+func TestTwoHostsTrainThroughADeath(t *testing.T) {
+	if testing.Short() {
+		t.Skip("builds and trains")
+	}
+	wd, err := os.Getwd()
+	if err != nil {
+		t.Fatal(err)
+	}
+	command := []string{trainer(t), "--steps", "150", "--slots", "4", "--global-batch", "4", "--data", wd, "--data-limit", "100000", "--step-floor", "50ms"}
+	before := goleak.IgnoreCurrent()
+	free, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	port := free.Addr().(*net.TCPAddr).Port
+	free.Close()
+	first, second := alone(t, command...), alone(t, command...)
+	first.Port, first.Policy = port, elastic.Policy{Want: 2, Min: 1}
+	second.Host, second.Key, second.Bootstrap, second.Policy = "g", first.Key, false, first.Policy
+	second.Join, second.Store, second.MaxStarts = []string{net.JoinHostPort("127.0.0.1", strconv.Itoa(port))}, first.Store, 3
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
+	defer cancel()
+	type end struct {
+		o   Outcome
+		err error
+	}
+	ends := make(chan end, 2) // 2: both end
+	for _, cfg := range []Config{first, second} {
+		go func() {
+			o, err := Run(ctx, cfg)
+			ends <- end{o, err}
+		}()
+	}
+	s := await(ctx, t, &first, func(s *Status) bool { return len(s.World) == 2 && s.Step >= 10 && s.member("g/0").TrainerPID != 0 })
+	victim := s.member("g/0")
+	if err := syscall.Kill(victim.TrainerPID, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	await(ctx, t, &first, func(s *Status) bool {
+		return len(s.World) == 2 && s.member("g/0").Incarnation > victim.Incarnation
+	})
+	await(ctx, t, &second, func(s *Status) bool { return s.AnsweredBy == "h/0" }) // the leader's answer, passed on
+	var got []end
+	for range 2 {
+		got = append(got, <-ends)
+	}
+	for _, e := range got {
+		if e.err != nil || !e.o.Done || e.o.Step != 150 || e.o.Digest != got[0].o.Digest {
+			logs(t, &first)
+			logs(t, &second)
+			t.Fatalf("ended with %+v", got)
+		}
+	}
+	goleak.VerifyNone(t, before)
+}
+
+func (s *Status) member(id phalanx.MemberID) MemberStatus {
+	for _, m := range s.Members {
+		if m.Member == id {
+			return m
+		}
+	}
+	return MemberStatus{}
 }
