@@ -59,7 +59,7 @@ func (e *DivergedError) Error() string {
 	for _, r := range slices.Sorted(maps.Keys(e.Digests)) {
 		s += fmt.Sprintf(" rank %d has %s", r, e.Digests[r])
 	}
-	return s + "; run: phalanx diagnose"
+	return s + "; one of them has wrong numbers: compare their machines, and see phalanx status --explain"
 }
 
 // Merge makes the manifest of every coordinate, in order of coordinates, and proves coverage. It fails when the parts do

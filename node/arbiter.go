@@ -55,6 +55,8 @@ type memberView struct {
 	answer *elastic.Answer
 	first  *FirstStep
 	gossip time.Time // when gossip called it dead; zero: it does not
+	// unready is the evidence that it did not get ready in the current generation.
+	unready *phalanx.Evidence
 }
 
 type leaseWaiter struct {
@@ -198,7 +200,7 @@ func (v *memberView) reply(d *Daemon, r *Reply) {
 
 func (a *arbiter) reported(v *memberView, r *Report) {
 	if v.report != nil && (r.Incarnation != v.report.Incarnation) {
-		v.answer, v.first = nil, nil
+		v.answer, v.first, v.unready = nil, nil, nil
 	}
 	v.report = r
 	if a.planner.Spec == nil && a.d.state.Spec == nil && r.Spec != nil && r.Ready {
@@ -247,7 +249,7 @@ func (a *arbiter) stateChanged(old, s *elastic.State) {
 		a.round, a.roundAt, a.store = elastic.Round{}, time.Time{}, elastic.StoreFact{}
 		a.formedAt, a.movedAt, a.progress = now, now, 0
 		for _, v := range a.members {
-			v.answer, v.first = nil, nil
+			v.answer, v.first, v.unready = nil, nil, nil
 		}
 		if old != nil {
 			a.timing.generation, a.timing.applied, a.timing.recorded = s.World.Generation, now, false

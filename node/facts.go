@@ -230,6 +230,10 @@ func (a *arbiter) judgeReady(m *elastic.MemberFact, v *memberView, now time.Time
 	if r.Generation == g && !a.round.Asked && r.Sealed == g && v.answer == nil {
 		m.Evidence = append(m.Evidence, phalanx.Evidence{Kind: phalanx.Sealed, About: m.Incarnate, Source: m.Member, UnixNS: now.UnixNano(), Detail: "sealed by an earlier leader"})
 	}
+	if v.unready != nil {
+		m.Evidence = append(m.Evidence, *v.unready) // it stands until the generation ends, or the round would close without it
+		return
+	}
 	if a.d.state.Phase == elastic.Halted || a.round.Asked {
 		return
 	}
@@ -238,8 +242,9 @@ func (a *arbiter) judgeReady(m *elastic.MemberFact, v *memberView, now time.Time
 	}
 	late := now.Sub(a.formedAt) > formDeadline && now.Sub(a.movedAt) > formDeadline
 	if late && (r.Generation != g || r.Local == elastic.LocalForming.String() || r.Local == elastic.LocalHealing.String()) {
-		m.Evidence = append(m.Evidence, phalanx.Evidence{Kind: phalanx.NotReady, About: m.Incarnate, Source: a.d.me(), UnixNS: now.UnixNano(),
-			Detail: fmt.Sprintf("%s for %.0f s after generation %s was formed, without progress", r.Local, now.Sub(a.formedAt).Seconds(), g)})
+		v.unready = &phalanx.Evidence{Kind: phalanx.NotReady, About: m.Incarnate, Source: a.d.me(), UnixNS: now.UnixNano(),
+			Detail: fmt.Sprintf("%s for %.0f s after generation %s was formed, without progress", r.Local, now.Sub(a.formedAt).Seconds(), g)}
+		m.Evidence = append(m.Evidence, *v.unready)
 	}
 }
 

@@ -259,6 +259,21 @@ func (p *peerLinks) dialData(who phalanx.Incarnate) (*host.Link, error) {
 	return nil, net.ErrClosed
 }
 
+// keepData closes the connections for collectives with members that are not in the world, and all of them when this member is
+// not: they may be dead without anybody having noticed, and a later generation would form over them.
+func (p *peerLinks) keepData(w *phalanx.World) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	in := w.SeatOf(p.d.me()) != nil
+	for id, l := range p.data {
+		if in && w.SeatOf(id) != nil {
+			continue
+		}
+		delete(p.data, id)
+		p.d.ends.Go(func() { _ = l.link.Close() })
+	}
+}
+
 // broken returns why the connection for collectives with a member is broken, nil while it works or if there was none.
 func (p *peerLinks) broken(id phalanx.MemberID) error {
 	p.mu.Lock()

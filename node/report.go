@@ -40,12 +40,17 @@ func (d *Daemon) sendReport(now time.Time) {
 	d.sendUp(&Message{Report: r})
 }
 
-// trainerReady reports whether the trainer has said hello or, without the step protocol, could be started.
+// trainerReady reports whether the trainer has said hello and which state it starts with or, without the step protocol, could
+// be started. A world that is formed between the two would take it for one without any state.
 func (d *Daemon) trainerReady() bool {
 	if d.plain != nil {
 		return d.plain.ready == d.life
 	}
-	return d.life.helloPID != 0
+	if d.life.helloPID == 0 {
+		return false
+	}
+	applied, n := d.life.page.ReadApplied()
+	return n > 0 && applied.TrainerStart == d.life.helloStart
 }
 
 // reportedEvidence is what this member says against itself and others in the current generation.

@@ -188,7 +188,8 @@ func TestDaemonLeavesItsTrainerToItsSuccessor(t *testing.T) {
 }
 
 // Two hosts train one job in this process. The trainer of the second is killed on the way: it comes back in a next life,
-// heals from the first over the network, and both end with the same state.
+// heals from the first over the network. Then its daemon ends, and the next one takes the living trainer over. Both hosts end
+// with the same state.
 func TestTwoHostsTrainThroughADeath(t *testing.T) {
 	if testing.Short() {
 		t.Skip("builds and trains")
@@ -216,20 +217,35 @@ func TestTwoHostsTrainThroughADeath(t *testing.T) {
 		err error
 	}
 	ends := make(chan end, 2) // 2: both end
-	for _, cfg := range []Config{first, second} {
+	start := func(ctx context.Context, cfg Config) {
 		go func() {
 			o, err := Run(ctx, cfg)
 			ends <- end{o, err}
 		}()
 	}
+	brief, stop := context.WithCancel(ctx)
+	defer stop()
+	start(ctx, first)
+	start(brief, second)
 	s := await(ctx, t, &first, func(s *Status) bool { return len(s.World) == 2 && s.Step >= 10 && s.member("g/0").TrainerPID != 0 })
 	victim := s.member("g/0")
 	if err := syscall.Kill(victim.TrainerPID, syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
-	await(ctx, t, &first, func(s *Status) bool {
-		return len(s.World) == 2 && s.member("g/0").Incarnation > victim.Incarnation
+	s = await(ctx, t, &first, func(s *Status) bool {
+		m := s.member("g/0")
+		return len(s.World) == 2 && m.Incarnation > victim.Incarnation && m.TrainerPID != 0 && m.TrainerPID != victim.TrainerPID && m.Local == "running"
 	})
+	healed := s.member("g/0")
+	stop()
+	if e := <-ends; !errors.Is(e.err, context.Canceled) {
+		t.Fatalf("the second daemon ended with %+v", e)
+	}
+	start(ctx, second)
+	s = await(ctx, t, &first, func(s *Status) bool { return s.Step >= healed.Step+30 })
+	if m := s.member("g/0"); len(s.World) != 2 || m.Incarnation != healed.Incarnation || m.TrainerPID != healed.TrainerPID {
+		t.Errorf("the successor did not take over %+v: %+v", healed, m)
+	}
 	await(ctx, t, &second, func(s *Status) bool { return s.AnsweredBy == "h/0" }) // the leader's answer, passed on
 	var got []end
 	for range 2 {

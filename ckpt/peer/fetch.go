@@ -55,7 +55,7 @@ func (e *DisagreeError) Error() string {
 	for _, o := range e.Have {
 		have = append(have, fmt.Sprintf("%s has %s", o.Member, o.Digest))
 	}
-	return fmt.Sprintf("heal: donors disagree about tensor %.60q: %s; run: phalanx diagnose", e.Tensor, strings.Join(have, ", "))
+	return fmt.Sprintf("heal: donors disagree about tensor %.60q: %s; one of them has wrong numbers: compare their machines, and see phalanx status --explain", e.Tensor, strings.Join(have, ", "))
 }
 
 // Options tune a fetch; the zero value is the default.
