@@ -51,3 +51,24 @@ func TestPlainIsDoneByExits(t *testing.T) {
 		})
 	}
 }
+
+// TestOpenWaitsForNobodyWhoFailed: members that gave up starting their trainers are not waited for, and the others begin.
+func TestOpenWaitsForNobodyWhoFailed(t *testing.T) {
+	s := newSim(phalanx.JobSpec{LastStep: 9, Slots: 8, GlobalBatch: 8, GroupSize: 1}, Policy{Want: 3, Min: 2}, "a/0", "b/0")
+	rest(t, s)
+	if s.state().World.Size() != 0 {
+		t.Fatalf("the world is %q before the third member came", seats(s.state()))
+	}
+	for failed, forms := range map[phalanx.MemberID]bool{"c/0": true, "b/0": false} {
+		f := s.facts()
+		if failed == "c/0" {
+			f.Members = append(f.Members, MemberFact{Incarnate: who("c/0", 4), Connected: true, Failed: true})
+		} else {
+			f.Fact(failed).Failed = true
+		}
+		_, got := s.planner.Plan(s.state(), f).Command.(FormGeneration)
+		if got != forms {
+			t.Errorf("%s failed: a world is formed %t, want %t", failed, got, forms)
+		}
+	}
+}

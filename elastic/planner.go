@@ -297,7 +297,13 @@ func (p Planner) open(s *State, f *Facts) Plan {
 	}
 	ready := p.spares(s, f, InitialFloor(s.GroupSize()))
 	want := s.WantGroups() * s.GroupSize()
-	if len(ready) < want && !(f.JoinClosed && len(ready) >= s.MinGroups()*s.GroupSize()) {
+	failed := 0 // they gave up: nobody waits for them
+	for i := range f.Members {
+		if f.Members[i].Failed {
+			failed++
+		}
+	}
+	if len(ready) < want && !((f.JoinClosed || len(ready)+failed >= want) && len(ready) >= s.MinGroups()*s.GroupSize()) {
 		return Plan{Why: fmt.Sprintf("%d of %d members are ready", len(ready), want)}
 	}
 	floor, source := p.origin(s, f, true)
