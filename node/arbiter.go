@@ -90,6 +90,9 @@ func (d *Daemon) leadershipChanged(leads bool, term uint64) {
 		d.saver.lead(0)
 		d.up.hasten()
 	}
+	if _, addr, ok := d.raft.Leader(); ok {
+		d.up.leave(addr)
+	}
 }
 
 func newArbiter(d *Daemon, term uint64) *arbiter {

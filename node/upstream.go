@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"sync/atomic"
 	"time"
 
 	"phalanx"
@@ -22,10 +23,17 @@ type upstream struct {
 	d     *Daemon
 	queue chan *Message // 256: more means that the leader does not read; the stream is then broken and begun anew
 	kick  chan struct{} // 1: look for the leader again, now
+	open  atomic.Pointer[openStream]
 
 	// The loop's own.
 	connected bool
 	leader    phalanx.MemberID
+}
+
+// openStream is the stream in use, also while it is dialled, for whoever has to end it.
+type openStream struct {
+	addr string
+	end  context.CancelFunc
 }
 
 func startUpstream(d *Daemon) *upstream {
@@ -56,6 +64,15 @@ func (u *upstream) hasten() {
 	case u.kick <- struct{}{}:
 	default:
 	}
+}
+
+// leave ends a stream to another daemon than the leader that Raft names now. A stopped leader's stream stays open, and its
+// successor would take this member's silence for a failure. No leader leaves a stream as it is: the same may be elected again.
+func (u *upstream) leave(leader string) {
+	if s := u.open.Load(); s != nil && leader != "" && s.addr != leader {
+		s.end()
+	}
+	u.hasten()
 }
 
 // follow finds the leader and stays with it, until the daemon ends.
@@ -118,14 +135,18 @@ func (u *upstream) attempt(hint string) (string, error) {
 // stream opens one stream and serves it until it ends.
 func (u *upstream) stream(addr string) (next string, err error) {
 	d := u.d
-	ctx, cancel := context.WithTimeout(d.ctx, 2*time.Second)
+	open, end := context.WithCancel(d.ctx)
+	defer end()
+	u.open.Store(&openStream{addr, end})
+	defer u.open.Store(nil)
+	ctx, cancel := context.WithTimeout(open, 2*time.Second)
 	defer cancel()
 	conn, err := d.listener.Dial(ctx, addr, ProtoStream)
 	if err != nil {
 		return "", err
 	}
 	defer conn.Close()
-	stop := context.AfterFunc(d.ctx, func() { conn.Close() })
+	stop := context.AfterFunc(open, func() { conn.Close() })
 	defer stop()
 	if err := membership.SetUserTimeout(conn, 2*time.Second); err != nil {
 		d.log.Debug("no user timeout", "error", err)
