@@ -23,9 +23,10 @@ import (
 )
 
 const (
-	steps = 600
-	// floor makes a step long enough that everything a test does comes before the last one.
-	floor = 40 * time.Millisecond
+	steps = 150
+	// floor makes a step long enough that everything a test does comes before the last one, and that a busy machine does not
+	// take much longer.
+	floor = 100 * time.Millisecond
 	port  = 7700
 	// patience is for one wait, on a machine that is busy with other things too.
 	patience = 30 * time.Second
@@ -116,7 +117,7 @@ func (c *cluster) run(h *netns.Host, flags ...string) *run {
 	base := filepath.Join(c.dir, fmt.Sprintf("run%d-%s", len(c.runs), h.Name))
 	r := &run{out: base + ".out", errs: base + ".err", ended: make(chan struct{})}
 	args := append([]string{"run", "--job", "two", "--dir", c.home(h), "--host", h.Name, "--nproc", "2", "--nnodes", "1:2",
-		"--store", filepath.Join(c.dir, "store"), "--save-every", "100"}, flags...)
+		"--store", filepath.Join(c.dir, "store"), "--save-every", "50"}, flags...)
 	args = append(args, "--", filepath.Join(bin, "phalanx-lm"), "--steps", strconv.Itoa(steps), "--step-floor", floor.String(), "--data", data)
 	r.cmd = h.Command(filepath.Join(bin, "phalanx"), args...)
 	out, err := os.Create(r.out)
