@@ -32,7 +32,7 @@ func (j *job) strike(s *node.Status, trainers, daemons []node.MemberStatus) {
 
 // TestP1NoSpecialHost ends those that other systems cannot lose.
 func TestP1NoSpecialHost(t *testing.T) {
-	j := newJob(t, 4, 400, 15*time.Millisecond)
+	j := newJob(t, 4, 250, 25*time.Millisecond)
 	j.run()
 
 	s := j.until("four ranks train", both(whole(4), at(10)))

@@ -48,7 +48,7 @@ func follower(t *testing.T, s *node.Status) node.MemberStatus {
 
 // TestP2OneWorldStoppedMemberIsFencedOut: a short stop changes nothing, a long one costs the member its life in the world.
 func TestP2OneWorldStoppedMemberIsFencedOut(t *testing.T) {
-	j := newJob(t, 4, 600, 15*time.Millisecond)
+	j := newJob(t, 4, 450, 40*time.Millisecond)
 	j.run()
 	s := j.until("four ranks train", both(whole(4), at(10)))
 

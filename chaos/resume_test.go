@@ -44,7 +44,7 @@ func TestP4EverythingKilled(t *testing.T) {
 
 // TestP7RunMayDie: without a run the job goes on, and the same run takes it over.
 func TestP7RunMayDie(t *testing.T) {
-	j := newJob(t, 4, 400, 15*time.Millisecond)
+	j := newJob(t, 4, 250, 25*time.Millisecond)
 	first := j.run()
 	s := j.until("four ranks train", both(whole(4), at(10)))
 	first.signal(syscall.SIGKILL)
@@ -154,7 +154,7 @@ func spares(s *node.Status) []node.MemberStatus {
 
 // TestDrainAndResize: members leave and come at the end of a step, and nobody else notices.
 func TestDrainAndResize(t *testing.T) {
-	j := newJob(t, 4, 500, 15*time.Millisecond)
+	j := newJob(t, 4, 250, 30*time.Millisecond)
 	j.run()
 	s := j.until("four ranks train", both(whole(4), at(10)))
 	f := follower(t, s)
