@@ -91,19 +91,40 @@ func (j *job) watch(ctx context.Context, what string, random *rand.Rand) (*watch
 	if err != nil {
 		return nil, err
 	}
-	lives := map[string][]moment{}
-	for _, id := range before.World {
-		if what == "trainer" && id == victim {
-			continue // what it wrote ends with it
-		}
-		index := id[strings.LastIndexByte(id, '/')+1:]
-		moments, err := readMoments(filepath.Join(j.dir, fmt.Sprintf("%s.%d.moments", index, before.find(id).TrainerPID)))
+	// What the job says may be of before the kill still; what the trainers write is not.
+	for end := time.Now().Add(20 * time.Second); ; {
+		lives, err := j.lives(before, what, victim)
 		if err != nil {
 			return nil, err
 		}
-		lives[id] = moments
+		w, err := timeOf(what, victim, at, lives)
+		if err == nil {
+			return w, nil
+		}
+		if time.Now().After(end) {
+			return nil, fmt.Errorf("%w\n%s", err, j.tail())
+		}
+		if err := pause(ctx, 20*time.Millisecond); err != nil {
+			return nil, err
+		}
 	}
-	return timeOf(what, victim, at, lives)
+}
+
+// lives reads what the trainers of a world wrote. What a killed one wrote ends with it and is left out.
+func (j *job) lives(s *status, what, victim string) (map[string][]moment, error) {
+	out := map[string][]moment{}
+	for _, id := range s.World {
+		if what == "trainer" && id == victim {
+			continue
+		}
+		index := id[strings.LastIndexByte(id, '/')+1:]
+		moments, err := readMoments(filepath.Join(j.dir, fmt.Sprintf("%s.%d.moments", index, s.find(id).TrainerPID)))
+		if err != nil {
+			return nil, err
+		}
+		out[id] = moments
+	}
+	return out, nil
 }
 
 // timeOf finds the first step that could not be decided before the kill was dealt with. Behind the kill of a daemon that is
@@ -118,22 +139,20 @@ func timeOf(what, victim string, at int64, lives map[string][]moment) (*watched,
 			}
 		}
 	}
-	next := func(m moment) bool {
-		if what == "trainer" {
-			return m.Generation > w.From
-		}
-		return m.Reduced > at
+	of, i := victim, -1
+	if what != "trainer" {
+		i = slices.IndexFunc(lives[of], func(m moment) bool { return m.Reduced > at })
 	}
-	of := victim
-	if what == "trainer" {
-		for id := range lives {
-			of = id // any survivor: they all compute the same step
+	for id := range lives {
+		if i >= 0 {
 			break
 		}
+		// Of the survivors any will do: they all commit the same step. The victim of a daemon's kill is no survivor when its
+		// trainer was given up, which the generation shows.
+		of, i = id, slices.IndexFunc(lives[id], func(m moment) bool { return m.Generation > w.From })
 	}
-	i := slices.IndexFunc(lives[of], next)
 	if i < 0 {
-		return nil, fmt.Errorf("%s committed no step after the kill at %d", of, at)
+		return nil, fmt.Errorf("no step was committed after the kill of %s at %d", victim, at)
 	}
 	w.Step, w.To = lives[of][i].Step, lives[of][i].Generation
 	var first, last int64
@@ -143,7 +162,7 @@ func timeOf(what, victim string, at int64, lives map[string][]moment) (*watched,
 			continue // it rolled forward, inside Begin
 		}
 		last = max(last, moments[i].Decided)
-		waited := what == "trainer" || id == victim
+		waited := what == "trainer" || id == victim || of != victim
 		if waited && (first == 0 || moments[i].Decided < first) {
 			first = moments[i].Decided
 		}
