@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"phalanx"
+	"phalanx/client/wire"
 	"phalanx/elastic"
 )
 
@@ -41,6 +42,8 @@ type Config struct {
 	Command   []string
 	LocalSize int // members on this host
 	ShmDir    string
+	Memory    wire.Memory // of the host; nil is shared memory in ShmDir
+	Network   Network     // nil is the machine's
 	Version   string
 	Started   time.Time // when phalanx run was started; a halt that is older does not end this start
 	Log       *slog.Logger

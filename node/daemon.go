@@ -53,7 +53,7 @@ type Daemon struct {
 	listener *Listener
 	gossip   *membership.Gossip
 	procs    *membership.ProcWatch
-	bells    *wire.Bells
+	bells    wire.BellSet
 	store    ckpt.Store
 	raft     *consensus.Log
 	server   atomic.Pointer[string] // the Raft server's name, for goroutines that may run before raft is set
@@ -114,7 +114,7 @@ func Run(ctx context.Context, cfg Config) (Outcome, error) {
 		return Outcome{Code: CodeUsage}, &Problem{CodeUsage, err, "see: phalanx run --help"}
 	}
 	d := &Daemon{
-		cfg: cfg, log: cfg.Log.With("member", string(cfg.Member())), paths: NewPaths(cfg.Dir, cfg.ShmDir),
+		cfg: cfg, log: cfg.Log.With("member", string(cfg.Member())), paths: NewPaths(cfg.Dir, cfg.ShmDir).in(cfg.Memory),
 		applied: make(chan struct{}, 1), posts: make(chan func(), 1024), rung: make(chan struct{}, 1),
 		watchers: newWatchers(), restart: RestartPolicy{Max: cfg.MaxStarts}, siblings: make([]*sibling, wire.BellLines/2),
 		state: elastic.NewState(), replica: newReplica(), mappings: map[lifeKey]mapped{}, waiting: map[uint64]chan string{},
@@ -165,7 +165,7 @@ func (d *Daemon) open() (err error) {
 	if d.identity, err = NewIdentity(d.cfg.Key, d.cfg.Job, d.me()); err != nil {
 		return err
 	}
-	if d.bells, err = wire.CreateBells(d.paths.Bells()); err != nil {
+	if d.bells, err = d.paths.memory.Bells(d.paths.Bells()); err != nil {
 		return &Problem{CodeFailed, fmt.Errorf("make the bells of this host: %w", err), "check that /dev/shm can be written"}
 	}
 	if d.procs, err = membership.NewProcWatch(d.log); err != nil {
@@ -320,9 +320,9 @@ func (d *Daemon) listen(dir string) (err error) {
 		}
 	}
 	addr := net.JoinHostPort(d.cfg.Bind, strconv.Itoa(port))
-	d.listener, err = Listen(addr, d.identity, d.log)
+	d.listener, err = Listen(d.cfg.Network, addr, d.identity, d.log)
 	if err != nil && port != 0 && d.cfg.Port == 0 {
-		d.listener, err = Listen(net.JoinHostPort(d.cfg.Bind, "0"), d.identity, d.log)
+		d.listener, err = Listen(d.cfg.Network, net.JoinHostPort(d.cfg.Bind, "0"), d.identity, d.log)
 	}
 	if err != nil {
 		return err
@@ -400,7 +400,7 @@ func (d *Daemon) serve(dir string) {
 }
 
 func (d *Daemon) startGossip() error {
-	udp, err := net.ListenPacket("udp", d.listener.Addr().String())
+	udp, err := d.listener.network.ListenPacket(d.listener.Addr().String())
 	if err != nil {
 		return err
 	}

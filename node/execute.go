@@ -308,11 +308,11 @@ func (d *Daemon) mapSibling(key lifeKey) (mapped, error) {
 	if m, ok := d.mappings[key]; ok {
 		return m, nil
 	}
-	segment, err := wire.OpenRegion(d.paths.Shared(key.index, key.life, "seg"), false)
+	segment, err := d.paths.memory.OpenRegion(d.paths.Shared(key.index, key.life, "seg"), false)
 	if err != nil {
 		return mapped{}, err
 	}
-	board, err := wire.OpenRegion(d.paths.Shared(key.index, key.life, "board"), false)
+	board, err := d.paths.memory.OpenRegion(d.paths.Shared(key.index, key.life, "board"), false)
 	if err != nil {
 		return mapped{}, errors.Join(err, segment.Unmap())
 	}

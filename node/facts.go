@@ -106,7 +106,7 @@ func (a *arbiter) fact(v *memberView, now time.Time) (elastic.MemberFact, bool) 
 	}
 	who := m.Incarnate
 	s, from := a.sibling(who)
-	if !m.Connected && s != nil && !s.Trainer && !m.Finished { // a daemon that speaks knows its trainer better
+	if !m.Connected && s != nil && a.trainerGone(v, s, now) && !m.Finished { // a daemon that speaks knows its trainer better
 		m.Possession = elastic.Possession{}
 		if s.Evidence != nil {
 			m.Evidence = append(m.Evidence, *s.Evidence)
@@ -131,6 +131,16 @@ func ofGeneration(k phalanx.EvidenceKind) bool {
 	case phalanx.TrainerExited, phalanx.DaemonExited, phalanx.HostSilent, phalanx.Stalled, phalanx.Hung, phalanx.GossipDead, phalanx.Asked:
 	}
 	return false
+}
+
+// trainerGone reports whether the word of a sibling proves that there is nothing of the trainer to come back to. Without the
+// step protocol a member may have no trainer for a while, and one that has ended may have ended well: the daemon's successor
+// finds out, if it comes.
+func (a *arbiter) trainerGone(v *memberView, s *Sibling, now time.Time) bool {
+	if silence := now.Sub(v.lost); a.d.plain != nil && (silence < graceNewPID || s.Daemon && silence < graceHello) {
+		return false
+	}
+	return !s.Trainer
 }
 
 // sibling returns the newest word of a living daemon of the same host about a member.
@@ -181,7 +191,7 @@ func (a *arbiter) judgeLost(m *elastic.MemberFact, v *memberView, s *Sibling, fr
 		}
 		m.Silent = true
 		e.Kind, e.Detail = phalanx.Unreachable, fmt.Sprintf("no connection for %.1f s and nobody of its host says more", silence.Seconds())
-	case !s.Daemon && !s.Trainer:
+	case !s.Daemon && a.trainerGone(v, s, now):
 		m.Dead = true
 		e.Kind, e.Source, e.Detail = phalanx.DaemonExited, from, "daemon and trainer have ended"
 	case !s.Daemon:

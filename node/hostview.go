@@ -58,7 +58,7 @@ func (d *Daemon) refreshSiblings() {
 		}
 		newest := lives[len(lives)-1]
 		if s == nil || s.life != newest {
-			page, err := wire.WatchPage(d.paths.Shared(index, newest, "page"))
+			page, err := d.paths.memory.WatchPage(d.paths.Shared(index, newest, "page"))
 			if err != nil {
 				continue // being made, or gone again
 			}

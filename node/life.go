@@ -57,7 +57,7 @@ type life struct {
 
 // newLife makes the shared memory of an incarnation that was never used.
 func newLife(paths Paths, index int, who phalanx.Incarnate) (*life, error) {
-	page, err := wire.CreatePage(paths.Shared(index, who.Incarnation, "page"), 2*index, 2*index+1)
+	page, err := paths.memory.CreatePage(paths.Shared(index, who.Incarnation, "page"), 2*index, 2*index+1)
 	if err != nil {
 		return nil, fmt.Errorf("start incarnation %d: %w", who.Incarnation, err)
 	}
@@ -74,7 +74,7 @@ func adoptLife(paths Paths, index int, id phalanx.MemberID, wait time.Duration) 
 		var page *wire.Page
 		var err error
 		for end := time.Now().Add(wait); ; {
-			if page, err = wire.AdoptPage(paths.Shared(index, n, "page")); err == nil || !errors.Is(err, wire.ErrLocked) || time.Now().After(end) {
+			if page, err = paths.memory.AdoptPage(paths.Shared(index, n, "page")); err == nil || !errors.Is(err, wire.ErrLocked) || time.Now().After(end) {
 				break
 			}
 			time.Sleep(5 * time.Millisecond) // the kernel frees the lock at the old daemon's end; nothing signals it
@@ -114,10 +114,10 @@ func (l *life) reopen(paths Paths, index int, identity wire.Identity) error {
 		return nil
 	}
 	var err error
-	if l.segment, err = wire.OpenRegion(paths.Shared(index, l.who.Incarnation, "seg"), true); err != nil {
+	if l.segment, err = paths.memory.OpenRegion(paths.Shared(index, l.who.Incarnation, "seg"), true); err != nil {
 		return fmt.Errorf("take over the segment: %w", err)
 	}
-	if l.board, err = wire.OpenRegion(paths.Shared(index, l.who.Incarnation, "board"), true); err != nil {
+	if l.board, err = paths.memory.OpenRegion(paths.Shared(index, l.who.Incarnation, "board"), true); err != nil {
 		return fmt.Errorf("take over the board: %w", err)
 	}
 	l.ring = int64(len(l.segment.Bytes())) - ringBytes
@@ -136,7 +136,7 @@ func (l *life) openSlab(paths Paths, index int, layout []phalanx.TensorInfo) err
 	if err != nil {
 		return err
 	}
-	r, err := wire.OpenRegion(paths.Shared(index, l.who.Incarnation, "slab"), true)
+	r, err := paths.memory.OpenRegion(paths.Shared(index, l.who.Incarnation, "slab"), true)
 	if err != nil {
 		return fmt.Errorf("take over the slab: %w", err)
 	}
@@ -158,14 +158,14 @@ func (l *life) outfit(paths Paths, index int, hello *wire.Hello) (err error) {
 	n := l.who.Incarnation
 	l.ring = (hello.SegmentBytes + 4095) &^ 4095
 	digests := (int64(len(hello.State))*digestSize + 4095) &^ 4095
-	if l.segment, err = wire.CreateRegion(paths.Shared(index, n, "seg"), l.ring+digests+ringBytes); err != nil {
+	if l.segment, err = paths.memory.CreateRegion(paths.Shared(index, n, "seg"), l.ring+digests+ringBytes); err != nil {
 		return err
 	}
 	l.ring = int64(len(l.segment.Bytes())) - ringBytes
-	if l.board, err = wire.CreateRegion(paths.Shared(index, n, "board"), host.BoardBytes); err != nil {
+	if l.board, err = paths.memory.CreateRegion(paths.Shared(index, n, "board"), host.BoardBytes); err != nil {
 		return err
 	}
-	if l.slab, err = wire.CreateRegion(paths.Shared(index, n, "slab"), place.Total); err != nil {
+	if l.slab, err = paths.memory.CreateRegion(paths.Shared(index, n, "slab"), place.Total); err != nil {
 		return err
 	}
 	if l.slabs, err = wire.NewSlab(l.slab.Bytes(), place); err != nil {

@@ -31,25 +31,29 @@ const handshakeTimeout = 5 * time.Second
 
 // Listener is a daemon's one TCP port. Connections that hold the job key are handed to the queue of their protocol.
 type Listener struct {
-	tcp    net.Listener
-	id     *Identity
-	log    *slog.Logger
-	queues map[string]*queue
-	ends   sync.WaitGroup
-	stop   chan struct{}
-	once   sync.Once
+	network Network
+	tcp     net.Listener
+	id      *Identity
+	log     *slog.Logger
+	queues  map[string]*queue
+	ends    sync.WaitGroup
+	stop    chan struct{}
+	once    sync.Once
 }
 
 // Listen binds the address.
-func Listen(addr string, id *Identity, log *slog.Logger) (*Listener, error) {
-	tcp, err := net.Listen("tcp", addr)
+func Listen(network Network, addr string, id *Identity, log *slog.Logger) (*Listener, error) {
+	if network == nil {
+		network = machineNetwork{}
+	}
+	tcp, err := network.Listen(addr)
 	if errors.Is(err, syscall.EADDRINUSE) {
 		return nil, &Problem{CodeFailed, fmt.Errorf("listen on %s: the port is in use", addr), "end what uses it or choose another with --bind ADDR:PORT"}
 	}
 	if err != nil {
 		return nil, &Problem{CodeFailed, fmt.Errorf("listen on %s: %w", addr, err), "choose an address of this machine with --bind"}
 	}
-	l := &Listener{tcp: tcp, id: id, log: log, queues: map[string]*queue{}, stop: make(chan struct{})}
+	l := &Listener{network: network, tcp: tcp, id: id, log: log, queues: map[string]*queue{}, stop: make(chan struct{})}
 	for _, p := range id.server.NextProtos {
 		l.queues[p] = &queue{conns: make(chan net.Conn, 64), stop: l.stop, closed: make(chan struct{}), addr: tcp.Addr()}
 	}
@@ -67,12 +71,16 @@ func (l *Listener) Of(protocol string) net.Listener { return l.queues[protocol] 
 func (l *Listener) Dial(ctx context.Context, addr, protocol string) (*tls.Conn, error) {
 	cfg := l.id.client.Clone()
 	cfg.NextProtos = []string{protocol}
-	d := tls.Dialer{NetDialer: &net.Dialer{KeepAlive: 5 * time.Second}, Config: cfg}
-	c, err := d.DialContext(ctx, "tcp", addr)
+	c, err := l.network.Dial(ctx, addr)
 	if err != nil {
 		return nil, fmt.Errorf("dial %s for %s: %w", addr, protocol, err)
 	}
-	return c.(*tls.Conn), nil
+	t := tls.Client(c, cfg)
+	if err := t.HandshakeContext(ctx); err != nil {
+		c.Close()
+		return nil, fmt.Errorf("dial %s for %s: %w", addr, protocol, err)
+	}
+	return t, nil
 }
 
 // Close ends the port and waits for handshakes under way.

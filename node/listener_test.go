@@ -27,7 +27,7 @@ func identity(t *testing.T, k JobKey, job string, who phalanx.MemberID) *Identit
 
 func listen(t *testing.T, id *Identity) *Listener {
 	t.Helper()
-	l, err := Listen("127.0.0.1:0", id, quiet())
+	l, err := Listen(nil, "127.0.0.1:0", id, quiet())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -208,7 +208,7 @@ func TestListenerCloseFreesThePort(t *testing.T) {
 		t.Errorf("Accept: %v", err)
 	}
 	refused(t, waiting, nil)
-	again, err := Listen(addr.String(), server.id, quiet())
+	again, err := Listen(nil, addr.String(), server.id, quiet())
 	if err != nil {
 		t.Fatalf("the port is not free: %v", err)
 	}
@@ -245,12 +245,12 @@ func TestListenerOfEndsAlone(t *testing.T) {
 func TestListenNamesATakenPort(t *testing.T) {
 	id := identity(t, NewJobKey(), "job", "h/0")
 	first := listen(t, id)
-	_, err := Listen("127.0.0.1:"+strconv.Itoa(first.Addr().Port), id, quiet())
+	_, err := Listen(nil, "127.0.0.1:"+strconv.Itoa(first.Addr().Port), id, quiet())
 	var p *Problem
 	if !errors.As(err, &p) || p.Code != CodeFailed || !strings.Contains(err.Error(), "in use") || !strings.Contains(p.Hint, "--bind") {
 		t.Errorf("a taken port: %v", err)
 	}
-	if _, err := Listen("192.0.2.1:0", id, quiet()); !errors.As(err, &p) || !strings.Contains(p.Hint, "--bind") {
+	if _, err := Listen(nil, "192.0.2.1:0", id, quiet()); !errors.As(err, &p) || !strings.Contains(p.Hint, "--bind") {
 		t.Errorf("an address of another machine: %v", err)
 	}
 }

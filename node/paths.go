@@ -12,13 +12,15 @@ import (
 	"strings"
 
 	"phalanx"
+	"phalanx/client/wire"
 )
 
 // Paths names the files of one host's part of a job.
 type Paths struct {
-	Dir   string
-	shm   string
-	place string // names this directory's files in shared memory
+	Dir    string
+	shm    string
+	place  string // names this directory's files in shared memory
+	memory wire.Memory
 }
 
 // NewPaths names the files below dir. dir must be absolute.
@@ -30,7 +32,15 @@ func NewPaths(dir, shm string) Paths {
 		dir = real
 	}
 	sum := sha256.Sum256([]byte(dir))
-	return Paths{dir, shm, hex.EncodeToString(sum[:6])}
+	return Paths{dir, shm, hex.EncodeToString(sum[:6]), wire.SharedMemory{}}
+}
+
+// in returns the paths with another memory than the host's, nil for that.
+func (p Paths) in(m wire.Memory) Paths {
+	if m != nil {
+		p.memory = m
+	}
+	return p
 }
 
 // Member is the directory of the member with a local index.
@@ -66,10 +76,12 @@ func (p Paths) Shared(index int, n phalanx.Incarnation, kind string) string {
 
 // Lives lists the incarnations of which a page exists for the member with a local index, ascending.
 func (p Paths) Lives(index int) []phalanx.Incarnation {
-	names, _ := filepath.Glob(filepath.Join(p.shm, fmt.Sprintf("phalanx.%s.%d.*.page", p.place, index)))
 	var out []phalanx.Incarnation
-	for _, n := range names {
+	for _, n := range p.memory.List(filepath.Join(p.shm, fmt.Sprintf("phalanx.%s.%d.", p.place, index))) {
 		parts := strings.Split(filepath.Base(n), ".")
+		if parts[len(parts)-1] != "page" || len(parts) < 3 {
+			continue
+		}
 		if v, err := strconv.ParseUint(parts[len(parts)-2], 10, 64); err == nil {
 			out = append(out, phalanx.Incarnation(v))
 		}
@@ -81,6 +93,6 @@ func (p Paths) Lives(index int) []phalanx.Incarnation {
 // Remove unlinks every file in shared memory of one life. Files are never truncated: others may still map them.
 func (p Paths) Remove(index int, n phalanx.Incarnation) {
 	for _, kind := range []string{"seg", "slab", "board", "page"} {
-		_ = os.Remove(p.Shared(index, n, kind)) // gone already is as good
+		_ = p.memory.Remove(p.Shared(index, n, kind)) // gone already is as good
 	}
 }

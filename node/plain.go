@@ -50,6 +50,7 @@ type plainProcess struct {
 	trainer  trainerProcess
 	started  time.Time
 	over     bool      // it has ended and its end was dealt with
+	awaited  bool      // it has ended; its status is looked for
 	stopping time.Time // when it was asked to end: its exit is no failure
 }
 
@@ -312,7 +313,7 @@ func (p *plainRun) ended(x *plainProcess, how string, code int) {
 
 // exited is told that the process of an adopted trainer is gone. How it ended is known to whoever reaped it.
 func (p *plainRun) exited(string, int) {
-	if x := p.proc; x != nil && !x.over && !x.trainer.own {
+	if x := p.proc; x != nil && !x.over && !x.trainer.own && !membership.Alive(x.PID, x.Start) {
 		p.awaitStatus(x)
 	}
 }
@@ -323,6 +324,7 @@ func (p *plainRun) tick(now time.Time) {
 		p.steady = true
 		p.d.restart.starts = 0
 	}
+	p.exited("", -1) // it may have ended before it was watched
 	p.reportFormed()
 }
 
@@ -346,14 +348,19 @@ func (p *plainRun) adopt(l *life) {
 		return // what it means follows from the generation, once that is known
 	}
 	x.trainer = trainerProcess{pid: x.PID, start: x.Start}
-	p.show(x)
-	if !membership.Alive(x.PID, x.Start) {
+	if membership.Alive(x.PID, x.Start) {
+		p.show(x)
+	} else {
 		p.awaitStatus(x)
 	}
 }
 
 // awaitStatus waits a moment for the status of a trainer that was not this daemon's child, which run leaves when it reaps it.
 func (p *plainRun) awaitStatus(x *plainProcess) {
+	if x.awaited {
+		return
+	}
+	x.awaited = true
 	d := p.d
 	d.ends.Go(func() {
 		code, how := -1, "its process has ended and nobody knows how"

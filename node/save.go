@@ -238,7 +238,7 @@ func openOldSlab(paths Paths, index int, n phalanx.Incarnation, layout []phalanx
 	if err != nil {
 		return nil, err
 	}
-	r, err := wire.OpenRegion(paths.Shared(index, n, "slab"), false)
+	r, err := paths.memory.OpenRegion(paths.Shared(index, n, "slab"), false)
 	if err != nil {
 		return nil, err
 	}

@@ -35,6 +35,7 @@ func (e *SpaceError) Unwrap() error { return ErrNoSpace }
 type Region struct {
 	bytes []byte
 	file  *os.File // kept for the lock
+	heap  *heapMap // of a simulation, instead of file
 }
 
 // CreateRegion makes a file of the given size, reserves all of it and maps it read-write, zeroed. The file must not exist
@@ -148,10 +149,18 @@ func wordsOf(b []byte) []uint64 {
 }
 
 // Path is the file's name when it was mapped.
-func (r *Region) Path() string { return r.file.Name() }
+func (r *Region) Path() string {
+	if r.heap != nil {
+		return r.heap.path
+	}
+	return r.file.Name()
+}
 
 // Remove unlinks the file. Mappings of it stay good.
 func (r *Region) Remove() error {
+	if r.heap != nil {
+		return r.heap.memory.Remove(r.heap.path)
+	}
 	if err := os.Remove(r.Path()); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return fmt.Errorf("remove: %w", err)
 	}
@@ -161,6 +170,11 @@ func (r *Region) Remove() error {
 // Unmap ends the mapping and the lock. Calling it again does nothing.
 func (r *Region) Unmap() error {
 	if r.bytes == nil {
+		return nil
+	}
+	if r.heap != nil {
+		r.heap.unmap()
+		r.bytes = nil
 		return nil
 	}
 	err := errors.Join(unix.Munmap(r.bytes), r.file.Close())
