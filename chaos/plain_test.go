@@ -238,3 +238,24 @@ func TestPlainCrashLoop(t *testing.T) {
 		}
 	}
 }
+
+// TestPlainEndsWithItsDaemon: a daemon is killed in the instant in which its trainer ends well. Its successor learns how it
+// ended, and nothing is run again.
+func TestPlainEndsWithItsDaemon(t *testing.T) {
+	t.Parallel()
+	j := newPlainJob(t, 3, plainTrainer)
+	j.run()
+	s := j.until("three ranks run", whole(3))
+	j.generation(s, 3)
+	m := find(t, s, s.World[1])
+	if m.Member == s.Leader {
+		m = find(t, s, s.World[2])
+	}
+	j.strike(s, nil, []node.MemberStatus{m})
+	j.tell("finish." + strconv.Itoa(m.Rank))
+	s = j.until("the daemon is back and its trainer has ended", both(restarted(m), func(s *node.Status) bool { return find(t, s, m.Member).TrainerPID == 0 }))
+	if s.Generation != 1 {
+		t.Errorf("its end made generation %d", s.Generation)
+	}
+	j.finishPlain(s)
+}
