@@ -52,7 +52,7 @@ vet: ## go vet
 
 .PHONY: lint
 lint: ## golangci-lint, as pinned in tools/go.mod (the first build of it takes minutes)
-	$(LINT) run --concurrency $(PARALLEL) ./...
+	$(LINT) run --allow-parallel-runners --concurrency $(PARALLEL) ./...
 
 .PHONY: fmt
 fmt: ## format the Go sources in place
