@@ -115,8 +115,6 @@ func (j *job) newest() *process { return j.runs[len(j.runs)-1] }
 
 func (p *process) signal(s syscall.Signal) { _ = p.cmd.Process.Signal(s) } // it has ended: its code tells
 
-func (p *process) has(words string) bool { return strings.Contains(p.out()+p.errs(), words) }
-
 func (p *process) out() string  { return content(p.stdout) }
 func (p *process) errs() string { return content(p.stderr) }
 

@@ -234,7 +234,7 @@ func readMoments(name string) ([]moment, error) {
 	for {
 		var m moment
 		err := binary.Read(r, binary.LittleEndian, &m)
-		if err == io.EOF || err == io.ErrUnexpectedEOF {
+		if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
 			return out, nil
 		}
 		if err != nil {
