@@ -207,7 +207,9 @@ func (d *Daemon) processExited(x membership.ProcExit) {
 		d.siblingExited(k, x.At)
 		d.dirty = true
 	case trainerKey:
-		if d.life != nil && d.life.who == k.who && d.life.helloPID == x.PID {
+		// A child's end is told by wait, which also knows how; what it started itself, or a daemon before this one, by this.
+		child := d.life != nil && d.life.trainer != nil && d.life.trainer.own && d.life.trainer.pid == x.PID
+		if d.life != nil && d.life.who == k.who && d.life.helloPID == x.PID && !child {
 			d.trainerEnded(k.who, "its process has ended", -1, x.At)
 		}
 	}
@@ -414,10 +416,16 @@ func (d *Daemon) end(o Outcome) {
 
 // farewell hands leadership over and lets the last entry reach the others before the daemon's connections end.
 func (d *Daemon) farewell() {
+	others := !d.outcome.Done && d.state.Phase != elastic.Halted
 	d.ends.Go(func() {
 		ctx, cancel := context.WithTimeout(d.ctx, 3*time.Second)
 		defer cancel()
 		d.watchers.drain(ctx)
+		if others && d.raft.IsLeader() { // they go on: they need not wait for an election
+			if err := d.raft.Transfer(ctx); err != nil {
+				d.log.Debug("leadership not handed over", "error", err)
+			}
+		}
 		d.post(func() {
 			if d.outcome.Done {
 				for _, n := range d.paths.Lives(d.cfg.Index) {

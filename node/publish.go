@@ -179,6 +179,10 @@ func (p *publisher) publish() {
 		defer cancel()
 		record, err := ckpt.Publish(ctx, d.store, pub, parts)
 		for errors.Is(err, ckpt.ErrConflict) && ctx.Err() == nil { // unknown: ask again before deciding
+			select {
+			case <-time.After(100 * time.Millisecond):
+			case <-ctx.Done():
+			}
 			record, err = ckpt.Publish(ctx, d.store, pub, parts)
 		}
 		if err == nil {
