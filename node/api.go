@@ -176,6 +176,7 @@ func (d *Daemon) leave(why string) {
 	d.leaving, d.stopWhy, d.dirty = true, why, true
 	d.log.Info("leaving", "why", why)
 	if d.lead == nil && !d.up.connected && d.state.Member(d.me()) == nil {
+		d.dismiss()
 		d.end(Outcome{Code: CodePreempted, Reason: "stopped before the job was joined", Hint: "run the same command again to join it"})
 		return
 	}
@@ -183,11 +184,24 @@ func (d *Daemon) leave(why string) {
 		select {
 		case <-time.After(d.cfg.Grace + 5*time.Second):
 			d.post(func() {
+				d.dismiss()
 				d.end(Outcome{Code: CodePreempted, Reason: "stopped without a leader's answer within the grace", Hint: "run the same command again to go on", Step: d.committed(), Generation: d.state.World.Generation})
 			})
 		case <-d.ctx.Done():
 		}
 	})
+}
+
+// dismiss lets the trainer go where no entry does: none is coming.
+func (d *Daemon) dismiss() {
+	l := d.life
+	switch {
+	case d.outcome != nil || l == nil || l.machine == nil || d.plain != nil:
+	case l.helloPID == 0:
+		l.trainer.kill() // it waits for nothing that could be told
+	default:
+		d.execute(elastic.WriteSeat{Do: elastic.SeatStop})
+	}
 }
 
 func (d *Daemon) handleDrain(w http.ResponseWriter, r *http.Request) {

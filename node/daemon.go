@@ -77,6 +77,8 @@ type Daemon struct {
 	up       *upstream
 	restart  RestartPolicy
 	failed   string // why the trainer is not started any more
+	failedAs int    // exit code that says the same, 0 while failed is empty
+	lastEnd  string // how the trainer before this life ended, for the reason to give up
 	leaving  bool
 	stopWhy  string
 	starting bool

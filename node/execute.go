@@ -3,6 +3,7 @@
 package node
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"slices"
@@ -185,7 +186,7 @@ func (d *Daemon) jobEnded(why string) {
 		o.Code = CodePreempted
 		o.Hint = "run the same command again to go on"
 	case s.Halt != nil && s.Halt.Kind == elastic.CrashLoop:
-		o.Code = CodeFailed
+		o.Code = cmp.Or(d.failedAs, CodeFailed)
 		o.Hint = "read the trainers' output in " + d.cfg.Dir + "/log, mend the cause and run the same command again"
 	default:
 		o.Code = CodeFailed

@@ -29,6 +29,9 @@ func (d *Daemon) ensureTrainer() {
 		if m != nil && m.Incarnation == l.who.Incarnation && m.State != elastic.Gone {
 			return // the log still counts on this life: its promises are asked for
 		}
+		if l.died != nil {
+			d.lastEnd = "; the last one " + l.died.Detail
+		}
 		if err := d.newIncarnation(); err != nil {
 			d.giveUp(err.Error())
 			return
@@ -40,7 +43,7 @@ func (d *Daemon) ensureTrainer() {
 	}
 	next, wait, err := d.restart.Next()
 	if err != nil {
-		d.giveUp(err.Error() + d.lastWords(l.who.Incarnation-1))
+		d.giveUp(err.Error() + d.lastEnd)
 		return
 	}
 	d.restart, d.starting = next, true
@@ -98,9 +101,11 @@ func (d *Daemon) trainerEnv() []string {
 	}
 }
 
-// giveUp keeps the member out with a reason. The daemon stays: it may vote in Raft and its page keeps its promises.
-func (d *Daemon) giveUp(why string) {
-	d.failed, d.dirty = why, true
+// giveUp keeps the member out with a reason, and failAs with the code that its outcome has if the job ends by it. The daemon stays: it may vote in Raft and its page keeps its promises.
+func (d *Daemon) giveUp(why string) { d.failAs(CodeFailed, why) }
+
+func (d *Daemon) failAs(code int, why string) {
+	d.failed, d.failedAs, d.dirty = why, code, true
 	d.log.Error("the trainer is not started any more", "reason", why)
 }
 
@@ -152,7 +157,7 @@ func sameTensor(a, b phalanx.TensorInfo) bool {
 
 // refuse keeps a trainer with another job out for good: a restart would not change it.
 func (d *Daemon) refuse(why string) *wire.Error {
-	d.giveUp(why)
+	d.failAs(CodeUsage, why)
 	return &wire.Error{Message: why, Hint: "start it with the job's own arguments, or a new job in another --dir", Code: wire.CodeSpecDiffers}
 }
 
@@ -165,8 +170,16 @@ func (d *Daemon) trainerEnded(who phalanx.Incarnate, how string, code int, at ti
 		}
 		return
 	}
+	if code == 0 {
+		how = "exited 0 before the last step"
+	}
+	if code >= 0 && l.helloPID == 0 {
+		how += " before its hello" + d.lastWords(who.Incarnation)
+	} else if code > 0 && code < 128 {
+		how += d.lastWords(who.Incarnation)
+	}
 	if l.died != nil {
-		if l.died.Detail == "its process has ended" {
+		if l.died.Detail == "its process has ended" { // its pidfd was faster than wait, which knows how
 			l.died.Detail = how
 		}
 		return
@@ -175,14 +188,6 @@ func (d *Daemon) trainerEnded(who phalanx.Incarnate, how string, code int, at ti
 	if l.finished {
 		l.trainer = nil
 		return
-	}
-	if code == 0 {
-		how = "exited 0 before the last step"
-	}
-	if code >= 0 && l.helloPID == 0 {
-		how += " before its hello" + d.lastWords(who.Incarnation)
-	} else if code > 0 && code < 128 {
-		how += d.lastWords(who.Incarnation)
 	}
 	if code == CodePreempted {
 		d.leaving = true
@@ -218,7 +223,7 @@ func (d *Daemon) watchTrainer(now time.Time) {
 	if l.helloPID == 0 {
 		if d.cfg.Start > 0 && now.Sub(l.startedAt) > d.cfg.Start {
 			l.trainer.kill()
-			d.giveUp(fmt.Sprintf("the trainer said no hello within %s (--start-timeout); if it does not use the Phalanx client, run it with --plain", d.cfg.Start))
+			d.failAs(CodeTimeout, fmt.Sprintf("the trainer said no hello within %s (--start-timeout); if it does not use the Phalanx client, run it with --plain", d.cfg.Start))
 		}
 		return
 	}
