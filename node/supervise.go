@@ -233,10 +233,17 @@ func (d *Daemon) watchTrainer(now time.Time) {
 	if l.page.Preempt() != 0 {
 		d.leave("the trainer was asked to end by a signal")
 	}
+	l.moved(now)
+}
+
+// moved reads where the trainer is and notes when it has moved. Both are read together: a look at the place alone would take
+// a trainer that has just gone on, after a long wait for others, for one that was there all the time.
+func (l *life) moved(now time.Time) (p wire.Progress, said bool) {
 	p, n := l.page.ReadProgress()
-	if n != 0 && (p.Counter != l.progress) {
+	if n != 0 && p.Counter != l.progress {
 		l.progress, l.lastMove = p.Counter, now
 	}
+	return p, n > 0
 }
 
 // trainerTrouble is evidence against the living trainer: stopped for longer than a stall may last, or hung.
@@ -250,8 +257,8 @@ func (d *Daemon) trainerTrouble(now time.Time) *phalanx.Evidence {
 		e.Kind, e.Detail = phalanx.Stalled, fmt.Sprintf("its trainer has been stopped for %.1f s", s.Seconds())
 		return &e
 	}
-	p, n := l.page.ReadProgress()
-	computing := n > 0 && (p.Phase == wire.PhaseCompute || p.Phase == wire.PhaseApply)
+	p, said := l.moved(now)
+	computing := said && (p.Phase == wire.PhaseCompute || p.Phase == wire.PhaseApply)
 	if silence := now.Sub(l.lastMove); computing && d.cfg.Hang > 0 && silence > d.hangDeadline() {
 		e.Kind, e.Step, e.Detail = phalanx.Hung, p.Step, fmt.Sprintf("no progress for %.1f s in %s of step %d", silence.Seconds(), p.Phase, p.Step)
 		return &e
