@@ -62,7 +62,7 @@ func (d *Daemon) peerAPI() http.Handler {
 
 func (d *Daemon) readOnly(mux *http.ServeMux) {
 	mux.HandleFunc("GET /v1/status", d.handleStatus)
-	mux.Handle("GET /metrics", d.metrics())
+	mux.Handle("GET /metrics", d.meters.handler())
 }
 
 type peerUID struct{}

@@ -98,6 +98,7 @@ type Daemon struct {
 	view     atomic.Pointer[Status] // for readers outside of the loop
 	niced    bool
 	peers    *peerLinks
+	meters   *meters
 	plain    *plainRun
 	evidence []phalanx.Evidence // against the current generation
 	requests uint64
@@ -121,6 +122,7 @@ func Run(ctx context.Context, cfg Config) (Outcome, error) {
 		watchers: newWatchers(), restart: RestartPolicy{Max: cfg.MaxStarts}, siblings: make([]*sibling, wire.BellLines/2),
 		state: elastic.NewState(), replica: newReplica(), mappings: map[lifeKey]mapped{}, waiting: map[uint64]chan string{},
 	}
+	d.meters = newMeters(cfg.Job, cfg.Member(), d.view.Load)
 	d.ctx, d.cancel = context.WithCancelCause(ctx)
 	defer d.cancel(nil)
 	if cfg.Plain {

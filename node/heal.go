@@ -103,6 +103,7 @@ func (h *healing) moved() {
 	}
 	if h.life.seen.Healed.Generation == h.do.Generation && h.life.seen.Healed.OK && h.d.timings.HealedNS == 0 {
 		h.d.timings.HealedNS = time.Now().UnixNano()
+		h.d.meters.heals.Observe(time.Since(h.begun).Seconds())
 		h.d.dirty = true
 	}
 }
@@ -257,6 +258,7 @@ func (h *healing) write(ctx context.Context, tensor int, off int64, p []byte) er
 		}
 		p, off = p[n:], off+int64(n)
 		h.bytes.Add(int64(n))
+		h.d.meters.healed.WithLabelValues("read").Add(float64(n))
 	}
 	return nil
 }

@@ -78,6 +78,7 @@ func (d *Daemon) adoptState(s *elastic.State) {
 		d.run(d.life.machine.Step(elastic.Read{State: s}))
 	}
 	d.writeView()
+	d.meters.transition(old, s)
 	d.saver.stateChanged(old, s)
 	if d.lead != nil {
 		d.lead.stateChanged(old, s)
@@ -122,7 +123,9 @@ func (d *Daemon) scan() {
 		l.seen = t
 		if t.Label.Step > before.Label.Step && t.Holds && before.Holds {
 			d.restart = d.restart.Committed(t.Label.Step)
-			d.steps.add(time.Now())
+			if took := d.steps.add(time.Now()); took > 0 {
+				d.meters.step(took)
+			}
 		}
 		d.run(l.machine.Step(elastic.Seen{Trainer: t}))
 		if t.Holds != before.Holds || t.Label.Generation != before.Label.Generation || t.Healed != before.Healed {
@@ -467,10 +470,12 @@ type stepTimes struct {
 	count int
 }
 
-func (s *stepTimes) add(now time.Time) {
+func (s *stepTimes) add(now time.Time) (took time.Duration) {
 	if !s.at.IsZero() {
-		s.last[s.count%len(s.last)] = now.Sub(s.at)
+		took = now.Sub(s.at)
+		s.last[s.count%len(s.last)] = took
 		s.count++
 	}
 	s.at = now
+	return took
 }

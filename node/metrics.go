@@ -4,29 +4,65 @@ package node
 
 import (
 	"net/http"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"phalanx"
+	"phalanx/elastic"
 )
 
-// metrics serves this daemon's numbers. They are read from the newest view, so that a scrape costs the loop nothing.
-func (d *Daemon) metrics() http.Handler {
-	reg := prometheus.NewRegistry()
+// meters are a daemon's numbers for /metrics. What status says is read from the newest view, so that a scrape costs the loop
+// nothing; what happens is counted where it happens.
+type meters struct {
+	registry    *prometheus.Registry
+	steps       prometheus.Histogram
+	transitions *prometheus.HistogramVec
+	healed      *prometheus.CounterVec
+	heals       prometheus.Histogram
+	published   prometheus.Counter
+	unpublished prometheus.Counter
+	evidence    *prometheus.CounterVec
+	starts      prometheus.Counter
+}
+
+// parts are bounds for what should take milliseconds and may take minutes.
+var parts = []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 300}
+
+func newMeters(job string, member phalanx.MemberID, view func() *Status) *meters {
+	labels := prometheus.Labels{"job": job, "member": string(member)}
+	m := &meters{registry: prometheus.NewRegistry()}
+	histogram := func(name, help string) prometheus.HistogramOpts {
+		return prometheus.HistogramOpts{Name: name, Help: help, ConstLabels: labels, Buckets: parts}
+	}
+	counter := func(name, help string) prometheus.CounterOpts {
+		return prometheus.CounterOpts{Name: name, Help: help, ConstLabels: labels}
+	}
+	m.steps = prometheus.NewHistogram(histogram("phalanx_step_duration_seconds", "Time between two steps that the own trainer applied."))
+	m.transitions = prometheus.NewHistogramVec(histogram("phalanx_transition_duration_seconds", "Parts of the changes of the world."), []string{"part"})
+	m.healed = prometheus.NewCounterVec(counter("phalanx_heal_bytes_total", "State read from or served to members."), []string{"direction"})
+	m.heals = prometheus.NewHistogram(histogram("phalanx_heal_duration_seconds", "Time that the own trainer took to heal."))
+	m.published = prometheus.NewCounter(counter("phalanx_checkpoint_published_total", "Checkpoints published by this daemon as the leader."))
+	m.unpublished = prometheus.NewCounter(counter("phalanx_checkpoint_failed_total", "Saves that this daemon, as the leader, could not publish."))
+	m.evidence = prometheus.NewCounterVec(counter("phalanx_evidence_total", "Evidence in changes of the world."), []string{"kind"})
+	m.starts = prometheus.NewCounter(counter("phalanx_trainer_starts_total", "Starts of the member's trainer."))
+	m.registry.MustRegister(m.steps, m.transitions, m.healed, m.heals, m.published, m.unpublished, m.evidence, m.starts)
 	gauge := func(name, help string, value func(*Status) float64) {
-		reg.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help, ConstLabels: prometheus.Labels{"job": d.cfg.Job, "member": string(d.me())}}, func() float64 {
-			if v := d.view.Load(); v != nil {
+		m.registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help, ConstLabels: labels}, func() float64 {
+			if v := view(); v != nil {
 				return value(v)
 			}
 			return 0
 		}))
 	}
-	gauge("phalanx_generation", "Number of the current generation.", func(v *Status) float64 { return float64(v.Generation) })
+	gauge("phalanx_generation", "Number of the newest generation read.", func(v *Status) float64 { return float64(v.Generation) })
 	gauge("phalanx_committed_step", "Newest step known to be committed.", func(v *Status) float64 { return float64(v.Step) })
-	gauge("phalanx_world_size", "Ranks in the world.", func(v *Status) float64 { return float64(len(v.World)) })
+	gauge("phalanx_world_ranks", "Ranks in the world.", func(v *Status) float64 { return float64(len(v.World)) })
 	gauge("phalanx_deal_efficiency_ratio", "Share of ideal speed that the deal of slots reaches.", func(v *Status) float64 { return v.Efficiency })
-	gauge("phalanx_raft_commit_index", "Commit index of the log.", func(v *Status) float64 { return float64(v.Raft.Commit) })
-	gauge("phalanx_raft_term", "Term of the log.", func(v *Status) float64 { return float64(v.Raft.Term) })
-	gauge("phalanx_leading", "1 while this daemon leads.", func(v *Status) float64 {
+	gauge("phalanx_log_index", "Newest applied index of the log.", func(v *Status) float64 { return float64(v.Raft.Applied) })
+	gauge("phalanx_log_term", "Term of the log.", func(v *Status) float64 { return float64(v.Raft.Term) })
+	gauge("phalanx_is_leader", "1 on the leader.", func(v *Status) float64 {
 		if v.Fresh {
 			return 1
 		}
@@ -38,5 +74,29 @@ func (d *Daemon) metrics() http.Handler {
 		}
 		return float64(v.Published.Step)
 	})
-	return promhttp.HandlerFor(reg, promhttp.HandlerOpts{})
+	return m
+}
+
+// transition counts what a new state says about the changes of the world since the old one.
+func (m *meters) transition(old, now *elastic.State) {
+	if now.World.Generation != old.World.Generation && len(now.Transitions) > 0 {
+		for _, e := range now.Transitions[len(now.Transitions)-1].Evidence {
+			m.evidence.WithLabelValues(string(e.Kind)).Inc()
+		}
+	}
+	if !now.Activated || old.Activated && old.World.Generation == now.World.Generation || len(now.Transitions) == 0 {
+		return
+	}
+	if s := now.Transitions[len(now.Transitions)-1].Seconds; s != nil {
+		for part, seconds := range map[string]float64{"detect": s.Detect, "agree": s.Agree, "seal": s.Seal, "form": s.Form, "heal": s.Heal, "first_step": s.FirstStep} {
+			m.transitions.WithLabelValues(part).Observe(seconds)
+		}
+	}
+}
+
+// step counts the time between two steps.
+func (m *meters) step(d time.Duration) { m.steps.Observe(d.Seconds()) }
+
+func (m *meters) handler() http.Handler {
+	return promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{})
 }

@@ -195,11 +195,13 @@ func (p *publisher) publish() {
 			}
 			p.busy, p.attempt = false, nil
 			if err != nil {
+				d.meters.unpublished.Inc()
 				d.log.Warn("checkpoint not published", "step", uint64(attempt.Step), "error", err)
 				p.retry = time.Now().Add(500 * time.Millisecond)
 				p.newest = max(p.newest, min(attempt.Step, s.Spec.LastStep-1))
 				return
 			}
+			d.meters.published.Inc()
 			p.newest, p.since = max(p.newest, attempt.Step), time.Now()
 			d.log.Info("checkpoint published", "step", uint64(attempt.Step), "folder", attempt.Name())
 			p.prune()

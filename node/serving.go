@@ -147,7 +147,8 @@ func (d *Daemon) handleState(w http.ResponseWriter, r *http.Request) {
 	ctx, cancel := context.WithTimeout(r.Context(), 15*time.Second)
 	defer cancel()
 	write := func(b []byte) error {
-		_, err := w.Write(b)
+		n, err := w.Write(b)
+		d.meters.healed.WithLabelValues("served").Add(float64(n))
 		return err
 	}
 	if q.slab {

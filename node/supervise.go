@@ -87,6 +87,7 @@ func (d *Daemon) launch(l *life, bad error) {
 		d.giveUp(err.Error())
 		return
 	}
+	d.meters.starts.Inc()
 	l.trainer, l.startedAt, l.lastMove = t, time.Now(), time.Now()
 	d.log.Info("trainer started", "incarnation", uint64(who.Incarnation), "pid", t.pid)
 }
