@@ -19,7 +19,8 @@ type Facts struct {
 	Store StoreFact
 	// JoinClosed: the window for the first world, or for growing one, is over; go on with those that are there.
 	JoinClosed bool
-	// LeaseOut: ten seconds have passed since the later of the leader's own election and its last grant.
+	// LeaseOut: ten seconds have passed since the later of the leader's own election and its last grant to any member of the
+	// world that has not answered.
 	LeaseOut bool
 	// Boundary is the step that the next planned seal should name: ahead of every vote that the leader has heard.
 	Boundary phalanx.Step

@@ -28,7 +28,6 @@ type arbiter struct {
 	retryAt  time.Time
 	store    elastic.StoreFact
 	looking  bool
-	grantAt  time.Time // newest lease granted
 	asks     []leaseWaiter
 	proving  bool
 	why      string
@@ -51,10 +50,12 @@ type memberView struct {
 	peer   Peer
 	report *Report
 	heard  time.Time
-	lost   time.Time // when the connection ended, or the election if there never was one
-	answer *elastic.Answer
-	first  *FirstStep
-	gossip time.Time // when gossip called it dead; zero: it does not
+	// granted is when it was last given a lease; zero: never since the election.
+	granted time.Time
+	lost    time.Time // when the connection ended, or the election if there never was one
+	answer  *elastic.Answer
+	first   *FirstStep
+	gossip  time.Time // when gossip called it dead; zero: it does not
 	// unready is the evidence that it did not get ready in the current generation.
 	unready *phalanx.Evidence
 }
@@ -97,7 +98,7 @@ func (d *Daemon) leadershipChanged(leads bool, term uint64) {
 
 func newArbiter(d *Daemon, term uint64) *arbiter {
 	now := time.Now()
-	a := &arbiter{d: d, term: term, since: now, grantAt: now, members: map[phalanx.MemberID]*memberView{}, formedAt: now, movedAt: now}
+	a := &arbiter{d: d, term: term, since: now, members: map[phalanx.MemberID]*memberView{}, formedAt: now, movedAt: now}
 	a.planner = elastic.Planner{Policy: d.cfg.Policy}
 	a.members[d.me()] = &memberView{id: d.me(), local: true, peer: d.self(), heard: now}
 	a.stateChanged(nil, d.state)
@@ -230,9 +231,12 @@ func (a *arbiter) prove() {
 			}
 			a.proving = false
 			if err == nil {
-				a.grantAt = time.Now()
+				now := time.Now()
 				for _, w := range asks {
 					g := &LeaseGrant{w.sentNS, int64(leaseLength)}
+					if v := a.members[w.member]; v != nil {
+						v.granted = now
+					}
 					if w.conn != nil {
 						w.conn.send(&Message{Grant: g})
 					} else if w.member == d.me() {

@@ -30,17 +30,18 @@ import (
 // Deadlines of the daemon, from fast to slow; each bounds what the one before may take. What depends on the job (hang,
 // start, grace) is in Config.
 const (
-	reportEvery   = 100 * time.Millisecond  // a member's heartbeat to the leader
-	tickEvery     = 50 * time.Millisecond   // the loop looks at its deadlines
-	graceNewPID   = 300 * time.Millisecond  // until a daemon's successor must be seen
-	graceHello    = 2 * time.Second         // until the successor must have said hello
-	sealSilence   = time.Second             // a member that does not answer a seal
-	stallAfter    = 1500 * time.Millisecond // a stopped process is evicted no sooner
-	leaseLength   = 10 * time.Second        // longer than any election
-	leaseRenew    = 2 * time.Second
-	formDeadline  = 15 * time.Second // without any progress of forming or healing
-	stopDeadline  = 10 * time.Second
-	electionLease = 300 * time.Millisecond // below it a leader on full cores steps down without need
+	reportEvery    = 100 * time.Millisecond  // a member's heartbeat to the leader
+	tickEvery      = 50 * time.Millisecond   // the loop looks at its deadlines
+	graceNewPID    = 300 * time.Millisecond  // until a daemon's successor must be seen
+	graceHello     = 2 * time.Second         // until the successor must have said hello
+	sealSilence    = time.Second             // a member that does not answer a seal
+	answerDeadline = 5 * time.Second         // one that is heard and does not answer it
+	stallAfter     = 1500 * time.Millisecond // a stopped process is evicted no sooner
+	leaseLength    = 10 * time.Second        // longer than any election
+	leaseRenew     = 2 * time.Second
+	formDeadline   = 15 * time.Second // without any progress of forming or healing
+	stopDeadline   = 10 * time.Second
+	electionLease  = 300 * time.Millisecond // below it a leader on full cores steps down without need
 )
 
 // Daemon is the peer daemon of one member. One goroutine, the loop, owns everything that is not said to be shared.

@@ -24,7 +24,7 @@ const kernelSilence = 600 * time.Millisecond
 // facts gathers what the planner may know, with deadlines turned into named facts.
 func (a *arbiter) facts(now time.Time) *elastic.Facts {
 	d := a.d
-	f := &elastic.Facts{Leader: d.me(), Round: a.round, Store: a.store, UnixNS: now.UnixNano(), LeaseOut: now.Sub(a.grantAt) > leaseLength && now.Sub(a.since) > leaseLength, Stop: a.stop}
+	f := &elastic.Facts{Leader: d.me(), Round: a.round, Store: a.store, UnixNS: now.UnixNano(), LeaseOut: a.leaseOut(now), Stop: a.stop}
 	if h := d.state.Halt; h != nil && h.Kind.Ends() {
 		f.Restarted = h.UnixNS < d.started()
 	}
@@ -75,6 +75,21 @@ func (a *arbiter) facts(now time.Time) *elastic.Facts {
 	return f
 }
 
+// leaseOut reports whether no member of the world that has not answered the seal can hold a lease any more. Those that the
+// leader still hears renew theirs, which must not keep the others' alive.
+func (a *arbiter) leaseOut(now time.Time) bool {
+	for _, seat := range a.d.state.World.Seats {
+		v := a.members[seat.Member]
+		if v == nil || v.answer != nil || v.report != nil && v.report.Incarnation > seat.Incarnation {
+			continue // a lease is of one life
+		}
+		if now.Sub(a.since) <= leaseLength || now.Sub(v.granted) <= leaseLength {
+			return false
+		}
+	}
+	return true
+}
+
 // fact is what is known about one member. A member that never spoke to this leader is judged by its siblings' kernel alone.
 func (a *arbiter) fact(v *memberView, now time.Time) (elastic.MemberFact, bool) {
 	d := a.d
@@ -119,6 +134,7 @@ func (a *arbiter) fact(v *memberView, now time.Time) (elastic.MemberFact, bool) 
 	}
 	if seat != nil && v.report != nil && m.Connected && seat.Incarnation == m.Incarnation {
 		a.judgeReady(&m, v, now)
+		a.judgeAnswer(&m, v, now)
 	}
 	return m, true
 }
@@ -256,6 +272,21 @@ func (a *arbiter) judgeReady(m *elastic.MemberFact, v *memberView, now time.Time
 			Detail: fmt.Sprintf("%s for %.0f s after generation %s was formed, without progress", r.Local, now.Sub(a.formedAt).Seconds(), g)}
 		m.Evidence = append(m.Evidence, *v.unready)
 	}
+}
+
+// judgeAnswer takes a member that speaks and does not answer an ordinary seal for one that is silent: nobody waits for ever for
+// workers that do not leave its segment.
+func (a *arbiter) judgeAnswer(m *elastic.MemberFact, v *memberView, now time.Time) {
+	deadline := answerDeadline
+	if a.d.plain != nil {
+		deadline += a.d.cfg.Grace + stopDeadline // its trainer is given the grace first
+	}
+	if !a.round.Asked || a.round.Planned || v.answer != nil || now.Sub(a.roundAt) <= deadline {
+		return
+	}
+	m.Silent = true
+	m.Evidence = append(m.Evidence, phalanx.Evidence{Kind: phalanx.Unreachable, About: m.Incarnate, Source: a.d.me(), UnixNS: now.UnixNano(),
+		Detail: fmt.Sprintf("it speaks and has not answered the seal for %.0f s", now.Sub(a.roundAt).Seconds())})
 }
 
 // slowest is the slowest of the newest steps, 0 before any.

@@ -180,3 +180,56 @@ func TestNoFactOfAStrangerWithoutAWord(t *testing.T) {
 		t.Errorf("fact of a seat that was not heard: %+v, %v", m, ok)
 	}
 }
+
+// A member that is lost keeps its lease for its length after the election and after its last grant. What the others renew
+// meanwhile does not count, or nobody could ever take its place.
+func TestLeaseOutIsOfThoseWhoDoNotAnswer(t *testing.T) {
+	now := time.Now()
+	const long, short = leaseLength + time.Second, leaseLength - time.Second
+	answered := &memberView{id: "b/0", answer: &elastic.Answer{}, granted: now}
+	for _, c := range []struct {
+		name  string
+		since time.Duration
+		lost  *memberView
+		want  bool
+	}{
+		{"just elected", short, &memberView{id: "b/1"}, false},
+		{"never granted", long, &memberView{id: "b/1"}, true},
+		{"granted lately", long, &memberView{id: "b/1", granted: now.Add(-short)}, false},
+		{"granted long ago", long, &memberView{id: "b/1", granted: now.Add(-long)}, true},
+		{"granted to its next life", long, &memberView{id: "b/1", granted: now, report: &Report{Incarnate: incarnate("b", 1, 2)}}, true},
+	} {
+		a := court(answered, c.lost)
+		a.since = now.Add(-c.since)
+		a.d.state.World.Seats = []phalanx.Seat{{Incarnate: incarnate("b", 0, 1)}, {Incarnate: incarnate("b", 1, 1)}}
+		if got := a.leaseOut(now); got != c.want {
+			t.Errorf("%s: %v", c.name, got)
+		}
+	}
+}
+
+// A member that reports and never answers an ordinary seal does not hold the round up for ever.
+func TestJudgeAnswer(t *testing.T) {
+	now := time.Now()
+	for _, c := range []struct {
+		name  string
+		round elastic.Round
+		asked time.Duration
+		v     memberView
+		want  bool
+	}{
+		{"nothing asked", elastic.Round{}, time.Hour, memberView{}, false},
+		{"asked just now", elastic.Round{Asked: true}, answerDeadline, memberView{}, false},
+		{"no answer", elastic.Round{Asked: true}, answerDeadline + time.Second, memberView{}, true},
+		{"answered", elastic.Round{Asked: true}, time.Hour, memberView{answer: &elastic.Answer{}}, false},
+		{"waits for a boundary", elastic.Round{Asked: true, Planned: true}, time.Hour, memberView{}, false},
+	} {
+		a := court()
+		a.round, a.roundAt = c.round, now.Add(-c.asked)
+		m := &elastic.MemberFact{}
+		a.judgeAnswer(m, &c.v, now)
+		if m.Silent != c.want || (len(m.Evidence) > 0) != c.want {
+			t.Errorf("%s: silent %v, evidence %v", c.name, m.Silent, m.Evidence)
+		}
+	}
+}
