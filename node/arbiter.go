@@ -82,6 +82,7 @@ func (d *Daemon) leadershipChanged(leads bool, term uint64) {
 		d.newest()
 		d.asked = time.Time{}
 		d.renewLease(time.Now())
+		d.reportFirst()
 		d.dirty = true
 		d.saver.lead(term)
 	case !leads && d.lead != nil:
@@ -352,12 +353,16 @@ func (a *arbiter) propose(c elastic.Command, why string) {
 			var lost consensus.ErrNotLeader
 			switch r, refused := res.Response.(refusal); {
 			case errors.As(err, &lost):
+				a.retryAt = time.Now().Add(20 * time.Millisecond) // the end of this leadership is about to be heard of
 			case err != nil:
 				d.log.Warn("command not committed", "error", err)
 				a.retryAt = time.Now().Add(20 * time.Millisecond)
 			case refused:
 				d.log.Warn("command refused", "error", r.err)
 				a.retryAt = time.Now().Add(50 * time.Millisecond)
+			}
+			if _, activates := c.(elastic.Activate); activates && err != nil {
+				a.timing.recorded = false // tried again by the next tick
 			}
 		})
 	})
@@ -436,7 +441,7 @@ func (a *arbiter) activate(late bool) {
 
 // tick looks at the leader's deadlines.
 func (a *arbiter) tick(now time.Time, lateness time.Duration) {
-	if lateness > 150*time.Millisecond { // what was not read yet may have come in time: nobody is judged by it
+	if lateness > lateTick { // what was not read yet may have come in time: nobody is judged by it
 		for _, v := range a.members {
 			if v.conn != nil {
 				v.heard = v.heard.Add(lateness)

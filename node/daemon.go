@@ -32,6 +32,7 @@ import (
 const (
 	reportEvery    = 100 * time.Millisecond  // a member's heartbeat to the leader
 	tickEvery      = 50 * time.Millisecond   // the loop looks at its deadlines
+	lateTick       = 150 * time.Millisecond  // this daemon itself has not run
 	graceNewPID    = 300 * time.Millisecond  // until a daemon's successor must be seen
 	graceHello     = 2 * time.Second         // until the successor must have said hello
 	sealSilence    = time.Second             // a member that does not answer a seal
@@ -96,6 +97,9 @@ type Daemon struct {
 	ended    bool
 	steps    stepTimes
 	ticks    uint64
+	ticked   time.Time // newest tick
+	rotating bool
+	rotated  time.Time              // when the size of the output was looked at
 	view     atomic.Pointer[Status] // for readers outside of the loop
 	niced    bool
 	peers    *peerLinks

@@ -242,6 +242,7 @@ func (d *Daemon) startForming(g phalanx.Generation) {
 			default:
 				d.timings.FormedNS = time.Now().UnixNano()
 				failpoint("formed")
+				d.setLease()
 				d.run(l.machine.Step(elastic.Formed{Generation: g}))
 				d.rereadVotes()
 				d.postDescriptors()

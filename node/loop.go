@@ -18,7 +18,8 @@ import (
 func (d *Daemon) loop() error {
 	ticker := time.NewTicker(tickEvery)
 	defer ticker.Stop()
-	lateness := membership.NewLateness(tickEvery, time.Second, time.Now())
+	d.ticked = time.Now()
+	lateness := membership.NewLateness(tickEvery, time.Second, d.ticked)
 	d.newest()
 	d.ensureTrainer()
 	for !d.ended {
@@ -40,6 +41,7 @@ func (d *Daemon) loop() error {
 		case err := <-d.raft.Failed():
 			return &Problem{CodeFailed, fmt.Errorf("the log has stopped: %w", err), "the daemon is started again by phalanx run"}
 		case now := <-ticker.C:
+			d.ticked = time.Now()
 			lateness = lateness.Tick(time.Now())
 			d.tick(now, lateness.Worst(time.Now()))
 		}
@@ -54,7 +56,7 @@ func (d *Daemon) settle() {
 		d.dirty = false
 		d.sendReport(time.Now())
 	}
-	if d.lead != nil {
+	if d.lead != nil && time.Since(d.ticked) < lateTick { // a tick that is late is waiting: it forgives the members what this daemon missed
 		d.lead.plan()
 	}
 }
@@ -117,6 +119,7 @@ func (d *Daemon) scan() {
 	if l == nil || l.machine == nil {
 		return
 	}
+	d.setLease() // before a vote: a daemon that was stopped for long may read its trainer's request before its own clock
 	d.postDescriptors()
 	if t := l.readTrainer(); t != l.seen {
 		before := l.seen
@@ -231,6 +234,7 @@ func (d *Daemon) tick(now time.Time, lateness time.Duration) {
 		}
 	}
 	d.watchTrainer(now)
+	d.rotateLog(now)
 	if d.plain != nil {
 		d.plain.tick(now)
 	}
@@ -283,7 +287,7 @@ func (d *Daemon) adopt() error {
 	l.machine = elastic.NewMachine(l.who, d.state, d.promises(l))
 	l.seen = l.readTrainer()
 	d.refreshSiblings()
-	d.setLease(time.Now())
+	d.setLease()
 	if l.trainer != nil {
 		if err := d.procs.Watch(l.helloPID, l.helloStart, trainerKey{l.who}); err != nil {
 			d.log.Warn("the adopted trainer is not watched", "error", err)

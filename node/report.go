@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"phalanx"
+	"phalanx/elastic"
 )
 
 // sendReport tells the leader what this member is now.
@@ -38,6 +39,14 @@ func (d *Daemon) sendReport(now time.Time) {
 		r.Plain = d.plain.rendezvous
 	}
 	d.sendUp(&Message{Report: r})
+}
+
+// reportFirst repeats what was said about the first step of the generation, to a leader that may not have heard it.
+func (d *Daemon) reportFirst() {
+	if d.plain == nil && d.state.Phase == elastic.Forming && d.timings.StepNS != 0 && d.timings.Generation == d.state.World.Generation {
+		t := d.timings
+		d.sendUp(&Message{First: &t})
+	}
 }
 
 // trainerReady reports whether the trainer has said hello and which state it starts with or, without the step protocol, could

@@ -207,6 +207,7 @@ func (u *upstream) serve(conn *tls.Conn, local *elastic.State) error {
 		d.asked = time.Time{}
 		d.sendReport(time.Now())
 		d.renewLease(time.Now())
+		d.reportFirst()
 		d.saver.leaderChanged()
 	})
 	defer d.post(func() {
@@ -334,10 +335,11 @@ func (d *Daemon) renewLease(now time.Time) {
 			d.sendUp(&Message{Lease: &LeaseAsk{SentNS: wire.BoottimeNS()}})
 		}
 	}
-	d.setLease(now)
+	d.setLease()
 }
 
-func (d *Daemon) setLease(time.Time) {
+// setLease tells the machine when the lease begins or has run out.
+func (d *Daemon) setLease() {
 	ok := d.lease > wire.BoottimeNS()
 	if ok != d.leaseOK && d.life != nil && d.life.machine != nil {
 		d.leaseOK = ok
@@ -353,5 +355,5 @@ func (d *Daemon) grant(g *LeaseGrant) {
 		d.lease = until
 		d.writeView()
 	}
-	d.setLease(time.Now())
+	d.setLease()
 }

@@ -218,7 +218,8 @@ func (s *downstream) write() {
 		}
 		select {
 		case m := <-s.queue:
-			if s.put(m) != nil {
+			// Entries first: what the leader asks for may be about the newest generation.
+			if s.push() != nil || s.put(m) != nil {
 				return
 			}
 		case <-changed:
