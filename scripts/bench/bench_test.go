@@ -58,6 +58,10 @@ func TestPartsOfARecoveryAddUp(t *testing.T) {
 	if !r.Leads || r.Recomputed != 1 {
 		t.Errorf("leads %v, recomputed %d", r.Leads, r.Recomputed)
 	}
+	after.Transitions[1].Seconds = nil
+	if r, err = account(before, after, "bench/2", at); err != nil || !r.Overtaken || r.Total != r.FullSize || r.Detect != 0.008 {
+		t.Errorf("overtaken: %+v, %v", r, err)
+	}
 	after.Transitions[1].Evidence = nil
 	if _, err := account(before, after, "bench/2", at); err == nil {
 		t.Error("a change without evidence was accounted for")

@@ -32,6 +32,10 @@ type recovery struct {
 	Total     float64 `json:"total"`    // kill until the smaller world committed: the sum of the above
 	Stamped   float64 `json:"by_stamp"` // the same by the time stamp of the change, which knows nothing of the parts before it
 
+	// Overtaken says that the next change came before the job had recorded the parts of this one: then all of them but detect
+	// are 0, and Total is until the first committed step that is recorded.
+	Overtaken bool `json:"overtaken,omitempty"`
+
 	FullSize   float64    `json:"full_size"` // kill until the full world committed
 	Recomputed uint64     `json:"recomputed_steps"`
 	Change     transition `json:"transition"`
@@ -118,15 +122,24 @@ func account(before, after *status, victim string, at int64) (*recovery, error) 
 			seen = e.UnixNS
 		}
 	}
-	if seen == 0 || t.Seconds == nil {
+	if seen == 0 {
 		told, _ := json.Marshal(t)
-		return nil, fmt.Errorf("the change that lost %s has no evidence from after the kill, or no times: %s", victim, told)
+		return nil, fmt.Errorf("the change that lost %s has no evidence from after the kill: %s", victim, told)
 	}
-	v := t.Seconds
-	r.Detect, r.Tell, r.Seal, r.Agree = float64(seen-at)/1e9, v.Detect, v.Seal, v.Agree
-	r.Form, r.Heal, r.FirstStep = v.Form, v.Heal, v.FirstStep
-	r.Total = r.Detect + r.Tell + r.Seal + r.Agree + r.Form + r.Heal + r.FirstStep
+	r.Detect = float64(seen-at) / 1e9
+	for t.Seconds == nil {
+		r.Overtaken = true
+		if i++; i == len(after.Transitions) {
+			return nil, fmt.Errorf("no times are recorded of the change that lost %s, nor of a later one", victim)
+		}
+		t = after.Transitions[i]
+	}
 	r.Stamped = float64(t.committed()-at) / 1e9
+	r.Total = r.Stamped
+	if v := t.Seconds; !r.Overtaken {
+		r.Tell, r.Seal, r.Agree, r.Form, r.Heal, r.FirstStep = v.Detect, v.Seal, v.Agree, v.Form, v.Heal, v.FirstStep
+		r.Total = r.Detect + r.Tell + r.Seal + r.Agree + r.Form + r.Heal + r.FirstStep
+	}
 	if len(full.Members) == ranks {
 		r.FullSize = float64(full.committed()-at) / 1e9
 	}

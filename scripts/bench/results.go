@@ -72,23 +72,27 @@ type Row struct {
 
 // RecoveryRows splits the recoveries into their parts.
 func (r *results) RecoveryRows() []Row {
-	part := func(name string, of func(recovery) float64) Row {
+	row := func(name string, overtaken bool, of func(recovery) float64) Row {
 		var v []float64
 		for _, s := range r.Recovery {
-			v = append(v, 1e3*of(s))
+			if overtaken || !s.Overtaken {
+				v = append(v, 1e3*of(s))
+			}
 		}
 		return Row{name, summarise(v)}
 	}
+	part := func(name string, of func(recovery) float64) Row { return row(name, false, of) }
+	whole := func(name string, of func(recovery) float64) Row { return row(name, true, of) }
 	return []Row{
-		part("detect: kill → its daemon saw the end", func(s recovery) float64 { return s.Detect }),
+		whole("detect: kill → its daemon saw the end", func(s recovery) float64 { return s.Detect }),
 		part("tell: → the leader asked for seals", func(s recovery) float64 { return s.Tell }),
 		part("seal: → all that live have sealed", func(s recovery) float64 { return s.Seal }),
 		part("agree: → the new world is committed and applied", func(s recovery) float64 { return s.Agree }),
 		part("form: → every rank's collectives are ready", func(s recovery) float64 { return s.Form }),
 		part("heal: → every rank has the state", func(s recovery) float64 { return s.Heal }),
 		part("first step: → the smaller world committed a step", func(s recovery) float64 { return s.FirstStep }),
-		part("**total**: kill → first step committed by the smaller world", func(s recovery) float64 { return s.Total }),
-		part("kill → first step committed at full size again", func(s recovery) float64 { return s.FullSize }),
+		whole("**total**: kill → first step committed by the smaller world", func(s recovery) float64 { return s.Total }),
+		whole("kill → first step committed at full size again", func(s recovery) float64 { return s.FullSize }),
 	}
 }
 
@@ -141,6 +145,16 @@ func (r *results) Disagreement() (most float64) {
 		most = max(most, 1e3*math.Abs(s.Total-s.Stamped))
 	}
 	return most
+}
+
+// Overtaken counts the recoveries whose parts the job had no time to record.
+func (r *results) Overtaken() (n int) {
+	for _, s := range r.Recovery {
+		if s.Overtaken {
+			n++
+		}
+	}
+	return n
 }
 
 // Late counts the recoveries that took too long.
