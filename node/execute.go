@@ -64,9 +64,8 @@ func (d *Daemon) execute(a elastic.Action) {
 	case elastic.Report:
 		d.addEvidence(a.Evidence)
 	case elastic.FirstStep:
-		d.timings.StepNS = time.Now().UnixNano()
+		d.timings.StepNS, d.timings.Generation = time.Now().UnixNano(), a.Generation
 		t := d.timings
-		t.Generation = a.Generation
 		d.sendUp(&Message{First: &t})
 	case elastic.Fence:
 		d.fenced(a.Why)
@@ -144,6 +143,7 @@ func (d *Daemon) abort(g phalanx.Generation) {
 	}
 	left := d.engine.Revoke(g)
 	l := d.life
+	d.postDescriptors() // what waited for the generation to be formed
 	d.ends.Go(func() {
 		<-left // the engine's workers check at every chunk
 		d.post(func() {
