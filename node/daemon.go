@@ -33,7 +33,7 @@ const (
 	reportEvery    = 100 * time.Millisecond  // a member's heartbeat to the leader
 	tickEvery      = 50 * time.Millisecond   // the loop looks at its deadlines
 	lateTick       = 150 * time.Millisecond  // this daemon itself has not run
-	graceNewPID    = 300 * time.Millisecond  // until a daemon's successor must be seen
+	graceNewPID    = time.Second             // until a daemon's successor must be seen: like any stall, no sooner, a busy host starts processes slowly
 	graceHello     = 2 * time.Second         // until the successor must have said hello
 	sealSilence    = time.Second             // a member that does not answer a seal
 	answerDeadline = 5 * time.Second         // one that is heard and does not answer it
