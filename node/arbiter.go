@@ -51,6 +51,7 @@ type memberView struct {
 	report *Report
 	heard  time.Time
 	// granted is when it was last given a lease; zero: never since the election.
+	since   time.Time // when the connection began: a daemon that took over has to form the generation again
 	granted time.Time
 	lost    time.Time // when the connection ended, or the election if there never was one
 	answer  *elastic.Answer
@@ -101,7 +102,7 @@ func newArbiter(d *Daemon, term uint64) *arbiter {
 	now := time.Now()
 	a := &arbiter{d: d, term: term, since: now, members: map[phalanx.MemberID]*memberView{}, formedAt: now, movedAt: now}
 	a.planner = elastic.Planner{Policy: d.cfg.Policy}
-	a.members[d.me()] = &memberView{id: d.me(), local: true, peer: d.self(), heard: now}
+	a.members[d.me()] = &memberView{id: d.me(), local: true, peer: d.self(), heard: now, since: now}
 	a.stateChanged(nil, d.state)
 	return a
 }
@@ -130,6 +131,7 @@ func (a *arbiter) connect(s *downstream) string {
 		v.conn.close() // the same daemon dialled again, or its successor did
 	}
 	v.conn, v.peer, v.heard, v.lost = s, s.peer, time.Now(), time.Time{}
+	v.since = v.heard
 	if a.d.roster.learn([]Peer{s.peer}) {
 		a.tellRoster()
 	} else {

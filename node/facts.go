@@ -266,7 +266,7 @@ func (a *arbiter) judgeReady(m *elastic.MemberFact, v *memberView, now time.Time
 	if r.Healed > a.progress {
 		a.progress, a.movedAt = r.Healed, now
 	}
-	late := now.Sub(a.formedAt) > formDeadline && now.Sub(a.movedAt) > formDeadline
+	late := now.Sub(a.formedAt) > formDeadline && now.Sub(a.movedAt) > formDeadline && now.Sub(v.since) > formDeadline
 	if late && (r.Generation != g || r.Local == elastic.LocalForming.String() || r.Local == elastic.LocalHealing.String()) {
 		v.unready = &phalanx.Evidence{Kind: phalanx.NotReady, About: m.Incarnate, Source: a.d.me(), UnixNS: now.UnixNano(),
 			Detail: fmt.Sprintf("%s for %.0f s after generation %s was formed, without progress", r.Local, now.Sub(a.formedAt).Seconds(), g)}

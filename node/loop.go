@@ -157,16 +157,20 @@ func (d *Daemon) checkDone() {
 	}
 }
 
-// postDescriptors hands new collectives to the engine, in order.
+// postDescriptors hands new collectives to the engine, in order. One of a generation that this daemon has still to form waits:
+// the trainer of a daemon that took over is in it already, and so are the others. Formed and abort look again.
 func (d *Daemon) postDescriptors() {
 	l := d.life
 	for head := l.page.RingHead(); l.posted < head; {
-		l.posted++
-		seq := l.posted
-		if l.page.Completion(seq) != wire.StatusNone {
-			continue
+		seq := l.posted + 1
+		if l.page.Completion(seq) == wire.StatusNone {
+			v := l.page.ReadDescriptor(seq)
+			if !d.engine.Settled(v.Generation) {
+				return
+			}
+			d.postDescriptor(l, v)
 		}
-		d.postDescriptor(l, l.page.ReadDescriptor(seq))
+		l.posted = seq
 	}
 }
 

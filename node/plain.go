@@ -303,7 +303,7 @@ func (p *plainRun) ended(x *plainProcess, how string, code int) {
 		return
 	}
 	if code == CodePreempted {
-		d.leaving = true
+		d.leave("its trainer ended as one that was asked to")
 	}
 	if code > 0 && code < 128 {
 		how += d.lastWords(l.who.Incarnation)

@@ -118,7 +118,9 @@ func (d *Daemon) hello(h *wire.Hello) (*wire.Welcome, *wire.Error) {
 		return nil, &wire.Error{Message: "this job runs without the step protocol", Hint: "run it without --plain", Code: wire.CodeProtocol}
 	case l == nil || l.died != nil:
 		return nil, &wire.Error{Message: "this incarnation has ended", Hint: "exit; a new trainer is started", Code: wire.CodeFenced}
-	case l.helloPID != 0 && membership.Alive(l.helloPID, l.helloStart):
+	case l.helloPID != 0 && !membership.Alive(l.helloPID, l.helloStart): // its end is about to be heard of
+		return nil, &wire.Error{Message: "the trainer of this incarnation has ended", Hint: "exit; a new trainer is started", Code: wire.CodeFenced}
+	case l.helloPID != 0:
 		return nil, &wire.Error{Message: fmt.Sprintf("member %s has a trainer, pid %d", d.me(), l.helloPID), Hint: "one trainer per daemon", Code: wire.CodeBusy}
 	case h.ProtocolMax < wire.Protocol || h.ProtocolMin > wire.Protocol:
 		return nil, &wire.Error{Message: fmt.Sprintf("client speaks protocol %d to %d, the daemon %d", h.ProtocolMin, h.ProtocolMax, wire.Protocol), Hint: "use client and daemon of one release", Code: wire.CodeProtocol}
@@ -191,7 +193,7 @@ func (d *Daemon) trainerEnded(who phalanx.Incarnate, how string, code int, at ti
 		return
 	}
 	if code == CodePreempted {
-		d.leaving = true
+		d.leave("its trainer ended as one that was asked to")
 	}
 	d.noteTrainerDeath(how, at)
 	if l.trainer != nil {

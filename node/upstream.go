@@ -321,8 +321,12 @@ func (d *Daemon) leaderLost(leader phalanx.MemberID) {
 	d.up.hasten()
 }
 
+// refusedByLeader ends a newcomer, which nothing will make welcome. One that is in the log stays: its page keeps promises.
 func (d *Daemon) refusedByLeader(why string) {
-	if d.failed == "" {
+	switch {
+	case d.state.Member(d.me()) == nil:
+		d.end(Outcome{Code: CodeLocked, Reason: "the job refuses this member: " + why})
+	case d.failed == "":
 		d.giveUp(why)
 	}
 }

@@ -122,6 +122,14 @@ func (e *Engine) Post(gen phalanx.Generation, op Op, done func(error)) {
 	f.workers[op.Group].post(op, done)
 }
 
+// Settled reports whether the generation was formed or revoked here, or is older than one that was: Post has a final answer
+// for it. What is asked in another one waits until it is, because a stale answer ends it in a generation that may live.
+func (e *Engine) Settled(gen phalanx.Generation) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.closed || !e.fence.Less(gen)
+}
+
 // Wake tells the engine that the daemon's bell rang. It never blocks.
 func (e *Engine) Wake() {
 	if f := e.current.Load(); f != nil {
