@@ -91,11 +91,13 @@ func (c *Client) obey() (over, again bool, err error) {
 }
 
 // committed reports whether the step after the applied one is decided with the gradient that is held. A commit may be acted
-// on late, but never once a seat of another branch was read.
+// on late, but never once a seat of another branch was read, unless that branch begins with this very step.
 func (c *Client) committed(seat wire.Seat) bool {
 	commit, n := c.page.ReadCommit()
-	return n > 0 && c.gradient.Step != 0 && commit.Step == c.gradient.Step && commit.Generation == c.gradient.Generation &&
-		c.applied.Valid && c.gradient.Step == c.applied.Step+1 && seat.Branch == c.branch
+	g := c.gradient
+	floor := seat.ResumeStep == g.Step && seat.ResumeGeneration == g.Generation && seat.ResumeDigest == g.Digest && seat.Coordinate == g.Coordinate
+	return n > 0 && g.Step != 0 && commit.Step == g.Step && commit.Generation == g.Generation &&
+		c.applied.Valid && g.Step == c.applied.Step+1 && (seat.Branch == c.branch || floor)
 }
 
 // leave ends the trainer's part: what the daemon asked to save is staged first. It may have asked after the last look.

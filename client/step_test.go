@@ -236,6 +236,24 @@ func TestNoRollForwardAfterRewind(t *testing.T) {
 	})
 }
 
+// A branch that begins with the step whose gradient is held is joined by rolling forward.
+func TestRollForwardToTheFloorOfARewind(t *testing.T) {
+	inBubble(t, func(r *rig) {
+		r.seat(wire.ActionRun, 1, phalanx.Label{})
+		must(r, r.begin())
+		v := r.vote(true, digest1)
+		r.page.WriteCommit(wire.Commit{Generation: generation(1), Step: 1})
+		r.give(wire.Seat{Generation: generation(2), Branch: 1, Action: wire.ActionPark, World: 1, GroupSize: 1, SlotEnd: 8, SlotCount: 8, LastStep: testLast,
+			ResumeStep: 1, ResumeGeneration: generation(1), ResumeDigest: digest1})
+		if !must(r, v) {
+			r.Fatal("the floor was not taken for a commit")
+		}
+		if err := r.Apply(); err != nil || len(r.applied) != 1 {
+			r.Errorf("%v, applied %v", err, r.applied)
+		}
+	})
+}
+
 func TestTornApply(t *testing.T) {
 	inBubble(t, func(r *rig) {
 		r.seat(wire.ActionRun, 1, phalanx.Label{})
