@@ -12,7 +12,7 @@ import (
 // change makes planned changes: members that join, drain, or a world of another size. It seals at a named step boundary, so
 // that no work is lost.
 func (p Planner) change(s *State, f *Facts) Plan {
-	if f.Stop {
+	if f.Stop && !(f.Round.Asked && f.Round.Planned) { // a change that was begun ends first: its members vote no more
 		return Plan{Why: "the job is being stopped; the world stays as it is"}
 	}
 	next, why := p.wanted(s, f)

@@ -198,6 +198,9 @@ func (p Planner) dropOutside(s *State, f *Facts) (Plan, bool) {
 
 // drainLeaving makes a drain of what a host asks for its member in the world: it is a planned change like any other.
 func (p Planner) drainLeaving(s *State, f *Facts) (Plan, bool) {
+	if f.Stop {
+		return Plan{}, false // they all leave when the last step is saved
+	}
 	for _, seat := range s.World.Seats {
 		x, m := f.Fact(seat.Member), s.Member(seat.Member)
 		if x != nil && x.Incarnation == seat.Incarnation && x.Leaving && m != nil && m.State == Active {

@@ -241,6 +241,28 @@ func TestStopLeavesTheWorld(t *testing.T) {
 	}
 }
 
+// TestStopEndsAChangeThatWasBegun: members that were sealed for a change vote no more, so the change is made before the job is
+// saved and stopped, and nobody is drained for the stop.
+func TestStopEndsAChangeThatWasBegun(t *testing.T) {
+	s := plant(t, 1, 3, 2, "a/0", "b/0")
+	s.start("c/0")
+	s.lead()
+	g := s.state().World.Generation
+	s.round = Round{Asked: true, Planned: true, Boundary: 2}
+	f := s.facts()
+	f.Stop = true
+	for i := range f.Members {
+		m := &f.Members[i]
+		if s.state().World.Has(m.Incarnate) {
+			m.Leaving = true
+			m.Answer = &Answer{Incarnate: m.Incarnate, Generation: g, Vote: &Vote{Generation: g, Step: 2, OK: true, Digest: m.Possession.Label.Digest}, Possession: m.Possession}
+		}
+	}
+	if c, ok := s.planner.Plan(s.state(), f).Command.(FormGeneration); !ok || !c.Planned || c.World.Size() != 3 {
+		t.Errorf("the plan is %+v", s.planner.Plan(s.state(), f))
+	}
+}
+
 // TestNearTheEnd: a world is not changed for the last steps, but a halted one is completed.
 func TestNearTheEnd(t *testing.T) {
 	s := plant(t, 1, 3, 19, "a/0", "b/0")
