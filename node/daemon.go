@@ -91,6 +91,7 @@ type Daemon struct {
 	dirty    bool // the report has changed
 	form     *forming
 	heal     *healing
+	healed   <-chan struct{} // closed when the newest heal touches nothing any more
 	saver    *saver
 	timings  FirstStep
 	outcome  *Outcome
@@ -267,8 +268,16 @@ func (d *Daemon) close() {
 	if d.procs != nil {
 		_ = d.procs.Close()
 	}
-	if d.life != nil {
-		_ = d.life.unmap()
+	if l := d.life; l != nil {
+		l.retired.Store(true)
+		if d.peers != nil { // a closed server does not wait for its handlers
+			d.peers.serving.release(l)
+		}
+		if d.saver != nil {
+			d.saver.mu.Lock()
+			defer d.saver.mu.Unlock()
+		}
+		_ = l.unmap()
 	}
 	if d.bells != nil {
 		_ = d.bells.Unmap()

@@ -49,11 +49,7 @@ func (d *Daemon) execute(a elastic.Action) {
 	case elastic.Heal:
 		d.startHealing(a)
 	case elastic.StopHealing:
-		if d.heal != nil {
-			h := d.heal
-			d.heal = nil
-			d.ends.Go(h.stop)
-		}
+		d.stopHealing()
 		d.peers.serving.fence(a.Generation)
 		d.evidence = nil
 		d.timings = FirstStep{Generation: a.Generation}
@@ -167,6 +163,10 @@ func (d *Daemon) fenced(why string) {
 	d.log.Info("fenced out", "incarnation", uint64(l.who.Incarnation), "why", why)
 	if d.leaving {
 		d.end(Outcome{Code: CodePreempted, Reason: "left the job in order", Generation: d.state.World.Generation, Step: d.state.Floor.Step})
+		return
+	}
+	if m := d.state.Member(d.me()); m != nil && m.Drained && m.Incarnation == l.who.Incarnation {
+		d.end(Outcome{Code: CodeOK, Reason: "drained: " + why, Generation: d.state.World.Generation, Step: d.state.Floor.Step})
 		return
 	}
 	// The next life begins once the loop has left the machine: ensureTrainer follows every new state.

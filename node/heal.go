@@ -38,11 +38,7 @@ type healing struct {
 func sequenceBase() uint64 { return uint64(time.Now().UnixMicro()) }
 
 func (d *Daemon) startHealing(do elastic.Heal) {
-	if d.heal != nil {
-		h := d.heal
-		d.heal = nil
-		d.ends.Go(h.stop)
-	}
+	d.stopHealing()
 	l := d.life
 	if l.segment == nil || len(l.layout) == 0 {
 		l.layout = d.state.State
@@ -61,10 +57,14 @@ func (d *Daemon) startHealing(do elastic.Heal) {
 		h.total += t.Bytes()
 	}
 	d.heal = h
-	world, state := d.state.World.Clone(), d.state
+	world, state, last := d.state.World.Clone(), d.state, d.healed
+	d.healed = h.done
 	d.log.Info("heals", "generation", do.Generation.String(), "to", do.Label.String(), "source", string(do.Source.Kind), "bytes", h.total)
 	d.ends.Go(func() {
 		defer close(h.done)
+		if last != nil {
+			<-last // each place of the fill ring has one writer
+		}
 		err := h.persist(ctx, world, state)
 		if err == nil || ctx.Err() != nil {
 			return
@@ -78,10 +78,12 @@ func (d *Daemon) startHealing(do elastic.Heal) {
 	})
 }
 
-// stop ends the heal and waits until nothing of it touches the segment.
-func (h *healing) stop() {
-	h.cancel()
-	<-h.done
+// stopHealing ends the heal under way, if there is one.
+func (d *Daemon) stopHealing() {
+	if d.heal != nil {
+		d.heal.cancel()
+		d.heal = nil
+	}
 }
 
 // moved passes the trainer's answers on to the writers that wait for them. The loop calls it.

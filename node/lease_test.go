@@ -82,3 +82,37 @@ func TestTheNextLeaderHearsOfTheFirstStep(t *testing.T) {
 		t.Error("told of what is in the log")
 	}
 }
+
+// A donor that goes on between the look at its label and its copy has copied another state.
+func TestServeRefusesAStateThatMovedOn(t *testing.T) {
+	for _, moves := range []bool{false, true} {
+		d := lone(t)
+		l, g, start := d.life, d.state.World.Generation, d.life.helloStart
+		l.segment, _ = d.paths.memory.CreateRegion("segment", ringBytes)
+		d.peers.serving.fence(g)
+		before := wire.Applied{Step: 1, Generation: g, Valid: true, TrainerStart: start}
+		l.page.WriteApplied(before)
+		done := make(chan struct{})
+		go func() { // the trainer
+			defer close(done)
+			for i := 0; ; i = (i + 1) % wire.ServeCount {
+				r, n := l.page.ReadServe(i)
+				if n == 0 {
+					continue
+				}
+				if moves {
+					l.page.WriteApplied(wire.Applied{Step: 2, Generation: g, Valid: true, TrainerStart: start})
+				}
+				l.page.SetServed(i, wire.Answer(r.Sequence, wire.StatusOK))
+				d.peers.serving.moved()
+				return
+			}
+		}()
+		used := false
+		err := d.peers.serving.ask(brief(t), wire.Serve{Generation: g, Kind: wire.ServeKindRead, Length: 8}, before.Label(), func([]byte) error { used = true; return nil })
+		<-done
+		if used == moves || (err != nil) != moves {
+			t.Errorf("moves %v: used %v, %v", moves, used, err)
+		}
+	}
+}

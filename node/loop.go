@@ -362,12 +362,12 @@ func (d *Daemon) retire(l *life) {
 		l.trainer.kill()
 	}
 	left := d.engine.Revoke(d.state.World.Generation)
-	heal, saver := d.heal, d.saver
-	d.heal = nil
+	d.stopHealing()
+	healed, saver := d.healed, d.saver
 	d.ends.Go(func() {
 		<-left
-		if heal != nil {
-			heal.stop()
+		if healed != nil {
+			<-healed
 		}
 		saver.release(l)
 		d.peers.serving.release(l)

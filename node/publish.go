@@ -290,6 +290,9 @@ func lookIntoStore(d *Daemon, groups int, s *elastic.State) elastic.StoreFact {
 		if r.Commit == nil || step != 0 && s.World.Generation.IsZero() && uint64(r.Commit.Step) != step {
 			continue
 		}
+		if len(r.Commit.States) > 0 && !s.OfLineage(r.Commit.States[0].Label) {
+			continue // of a branch that a rewind left: it must not hide an older one of the lineage
+		}
 		cp, err := ckpt.Open(ctx, d.store, r.Commit)
 		if err == nil && len(cp.States()) != groups {
 			err = fmt.Errorf("it has %d shards of the model, the job %d", len(cp.States()), groups)

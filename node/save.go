@@ -309,7 +309,11 @@ func (s *saver) readSlab(own ownSlab, q stateQuery) ([]byte, error) {
 	if q.tensor >= len(o.layout) || q.off > int64(len(o.slab.Tensor(q.tensor)))-q.length {
 		return nil, fmt.Errorf("tensor %d from %d is not in the slab", q.tensor, q.off)
 	}
-	return slices.Clone(o.slab.Tensor(q.tensor)[q.off : q.off+q.length]), nil
+	b := slices.Clone(o.slab.Tensor(q.tensor)[q.off : q.off+q.length])
+	if labels := wholeLabels(o.slab); len(labels) == 0 || labels[0] != q.label {
+		return nil, fmt.Errorf("the slab was filled anew: %w", errNotYet)
+	}
+	return b, nil
 }
 
 // slabSource reads a slab for the store.

@@ -122,6 +122,10 @@ func (s *serving) ask(ctx context.Context, v wire.Serve, label phalanx.Label, us
 			if status != wire.StatusOK {
 				return fmt.Errorf("the trainer did not serve: %s: %w", status, errNotYet)
 			}
+			// The trainer may have gone on between the first look and its copy: then these are bytes of another state.
+			if applied, _ := l.page.ReadApplied(); !applied.Valid || applied.Label() != label || fence.Err() != nil {
+				return fmt.Errorf("the trainer stands at %s no more: %w", label, errNotYet)
+			}
 			return use(l.segment.Bytes()[v.SegmentOffset : v.SegmentOffset+v.Length])
 		}
 		select {

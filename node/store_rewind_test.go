@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"testing"
+
+	"phalanx"
+	"phalanx/ckpt"
+	"phalanx/ckpt/mem"
+	"phalanx/client/wire"
+	"phalanx/elastic"
+)
+
+// publishStep publishes the state after a step as one rank that was in the generation would.
+func publishStep(t *testing.T, store ckpt.Store, g phalanx.Generation, step phalanx.Step) {
+	t.Helper()
+	place, err := wire.LayoutSlab(layout())
+	if err != nil {
+		t.Fatal(err)
+	}
+	slab, err := wire.NewSlab(make([]byte, place.Total), place)
+	if err != nil {
+		t.Fatal(err)
+	}
+	plan, err := ckpt.NewPlan(0, layout(), []phalanx.Rank{0}, ckpt.PlanOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	attempt := ckpt.Attempt{Job: "job", Step: step, Generation: g, Term: 1, Counter: uint64(step)}
+	part, err := ckpt.WriteShard(t.Context(), store, attempt, 0, plan, slabSource{slab, layout()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	labels := []phalanx.Label{{Step: step, Generation: g}}
+	if _, err := ckpt.Publish(t.Context(), store, ckpt.Publication{Attempt: attempt, Labels: labels, UnixNS: 1, Spec: []byte("{}")}, []ckpt.PartRef{part}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// A commit object may have been written just before a rewind that its entry lost against. It hides no older checkpoint.
+func TestStoreOffersTheLineageOnly(t *testing.T) {
+	store := mem.New()
+	g := phalanx.Generation{Number: 1}
+	publishStep(t, store, g, 4)
+	publishStep(t, store, g, 8)
+	d := &Daemon{cfg: Config{Job: "job"}, log: quiet(), ctx: t.Context(), store: store}
+	s := elastic.NewState()
+	s.World.Generation = phalanx.Generation{Number: 2}
+	if f := lookIntoStore(d, 1, s); f.Published == nil || f.Published.Step != 8 {
+		t.Errorf("before the rewind: %+v", f)
+	}
+	s.Rewinds = []elastic.RewindRecord{{Generation: s.World.Generation, Branch: 1, Source: 5}}
+	if f := lookIntoStore(d, 1, s); f.Published == nil || f.Published.Step != 4 || len(f.Unreadable) != 0 {
+		t.Errorf("after it: %+v", f)
+	}
+}
