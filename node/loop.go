@@ -89,7 +89,7 @@ func (d *Daemon) adoptState(s *elastic.State) {
 		d.log.Info("generation", "generation", s.World.Generation.String(), "phase", s.Phase.String(), "world", s.World.Size(),
 			"resume_step", uint64(s.Floor.Step), "branch", s.Branch, "cause", newestCause(s))
 		d.sweep()
-		d.peers.keepData(&s.World)
+		d.peers.keep(&s.World)
 	}
 	d.dirty = true
 	d.ensureTrainer()

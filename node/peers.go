@@ -41,8 +41,11 @@ type peerVote struct {
 	Vote elastic.Vote      `json:"vote"`
 }
 
-// voteLink sends votes to one daemon. The newest vote is sent again on a new connection: sending is idempotent.
+// voteLink sends votes to one daemon while its member is in the world. The newest vote is sent again on a new connection:
+// sending is idempotent.
 type voteLink struct {
+	ctx  context.Context // ended by drop
+	drop context.CancelFunc
 	wake chan struct{} // 1: only "there is a newer vote" matters
 	mu   sync.Mutex
 	last *peerVote
@@ -93,29 +96,31 @@ func (p *peerLinks) voteLink(id phalanx.MemberID) *voteLink {
 	defer p.mu.Unlock()
 	l := p.votes[id]
 	if l == nil {
-		l = &voteLink{wake: make(chan struct{}, 1)}
+		ctx, drop := context.WithCancel(p.d.ctx)
+		l = &voteLink{ctx: ctx, drop: drop, wake: make(chan struct{}, 1)}
 		p.votes[id] = l
 		p.d.ends.Go(func() { p.sendVotes(id, l) })
 	}
 	return l
 }
 
-// sendVotes keeps a connection to one daemon and writes the newest vote to it, until the daemon ends.
+// sendVotes keeps a connection to one daemon and writes the newest vote to it, until the link is dropped.
 func (p *peerLinks) sendVotes(id phalanx.MemberID, l *voteLink) {
+	defer l.drop()
 	d := p.d
-	for d.ctx.Err() == nil {
+	for l.ctx.Err() == nil {
 		peer, ok := d.roster.peer(id)
 		var conn *tls.Conn
 		err := errors.New("no address")
 		if ok {
-			ctx, cancel := context.WithTimeout(d.ctx, time.Second)
+			ctx, cancel := context.WithTimeout(l.ctx, time.Second)
 			conn, err = d.listener.Dial(ctx, peer.Addr, ProtoPeer)
 			cancel()
 		}
 		if err != nil {
 			select {
 			case <-time.After(50 * time.Millisecond):
-			case <-d.ctx.Done():
+			case <-l.ctx.Done():
 			}
 			continue
 		}
@@ -147,7 +152,7 @@ func (p *peerLinks) pumpVotes(conn *tls.Conn, l *voteLink) {
 		case <-l.wake:
 		case <-broken:
 			return
-		case <-p.d.ctx.Done():
+		case <-l.ctx.Done():
 			return
 		}
 	}
@@ -259,12 +264,23 @@ func (p *peerLinks) dialData(who phalanx.Incarnate) (*host.Link, error) {
 	return nil, net.ErrClosed
 }
 
-// keepData closes the connections for collectives with members that are not in the world, and all of them when this member is
-// not: they may be dead without anybody having noticed, and a later generation would form over them.
-func (p *peerLinks) keepData(w *phalanx.World) {
+// keep closes the connections to members that are not in the world, and all of them when this member is not: they may be dead
+// without anybody having noticed, and a later generation would form over them. Votes of older generations are forgotten.
+func (p *peerLinks) keep(w *phalanx.World) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	in := w.SeatOf(p.d.me()) != nil
+	for id, l := range p.votes {
+		if !in || w.SeatOf(id) == nil {
+			delete(p.votes, id)
+			l.drop()
+		}
+	}
+	for id, v := range p.heard {
+		if v.Vote.Generation.Less(w.Generation) {
+			delete(p.heard, id)
+		}
+	}
 	for id, l := range p.data {
 		if in && w.SeatOf(id) != nil {
 			continue

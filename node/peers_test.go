@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"testing"
+
+	"phalanx"
+	"phalanx/elastic"
+)
+
+// A link for votes lasts as long as its member is in the world with this one: hosts come and go for weeks.
+func TestVoteLinksEndWithTheirMembers(t *testing.T) {
+	d := lone(t)
+	d.roster = newRoster(d.paths, nil, d.self)
+	t.Cleanup(d.ends.Wait)
+	here, there, gone := d.life.who, incarnate("b", 0, 1), incarnate("c", 0, 1)
+	world := func(n uint64, who ...phalanx.Incarnate) *phalanx.World {
+		w := &phalanx.World{Generation: phalanx.Generation{Number: n}}
+		for r, i := range who {
+			w.Seats = append(w.Seats, phalanx.Seat{Incarnate: i, Rank: phalanx.Rank(r)})
+		}
+		return w
+	}
+	d.state.World = *world(1, here, there, gone)
+	d.peers.sendVote(here, elastic.Vote{Generation: d.state.World.Generation, Step: 1})
+	kept, dropped := d.peers.votes[there.Member], d.peers.votes[gone.Member]
+	d.peers.heard[gone.Member] = peerVote{gone, elastic.Vote{Generation: phalanx.Generation{Number: 1}}}
+	d.peers.heard[there.Member] = peerVote{there, elastic.Vote{Generation: phalanx.Generation{Number: 2}}}
+	d.peers.keep(world(2, here, there))
+	if len(d.peers.votes) != 1 || kept.ctx.Err() != nil || dropped.ctx.Err() == nil {
+		t.Errorf("links %v", d.peers.votes)
+	}
+	if _, early := d.peers.heard[there.Member]; !early || len(d.peers.heard) != 1 {
+		t.Errorf("heard %v", d.peers.heard)
+	}
+	d.peers.keep(world(3, there))
+	if len(d.peers.votes) != 0 || kept.ctx.Err() == nil {
+		t.Errorf("links %v of a member outside of the world", d.peers.votes)
+	}
+}
