@@ -243,10 +243,43 @@ func (d *Daemon) watchTrainer(now time.Time) {
 // a trainer that has just gone on, after a long wait for others, for one that was there all the time.
 func (l *life) moved(now time.Time) (p wire.Progress, said bool) {
 	p, n := l.page.ReadProgress()
-	if n != 0 && p.Counter != l.progress {
+	if n != 0 && (p.Counter != l.progress || l.waits(p.Phase)) {
 		l.progress, l.lastMove = p.Counter, now
 	}
 	return p, n > 0
+}
+
+// waits reports whether the trainer can only go on by something that others do. The rest of a phase is its own: reading the
+// samples of a step that was begun, or clipping a gradient that was reduced.
+func (l *life) waits(phase wire.Phase) bool {
+	switch phase {
+	case wire.PhaseBegin:
+		b, _ := l.page.ReadBegin()
+		return b.Waiting
+	case wire.PhaseReduce:
+		head := l.page.RingHead()
+		return head > 0 && l.page.Completion(head) == wire.StatusNone
+	case wire.PhaseVote:
+		r, _ := l.page.ReadVoteRequest()
+		c, _ := l.page.ReadCommit()
+		s, _ := l.page.ReadSeat()
+		return (c.Step != r.Step || c.Generation != r.Generation) && s.Action == wire.ActionRun && s.Generation == r.Generation
+	default:
+		return false
+	}
+}
+
+// patience is how long the trainer may stay where it is. What it announces beside its steps has no deadline of ours.
+func (d *Daemon) patience(p wire.Progress, said bool) time.Duration {
+	switch {
+	case d.plain != nil:
+		return 0
+	case !said:
+		return d.cfg.Start // it has said hello and begun nothing
+	case p.Phase == wire.PhaseBegin || p.Phase == wire.PhaseCompute || p.Phase == wire.PhaseReduce || p.Phase == wire.PhaseVote || p.Phase == wire.PhaseApply:
+		return d.hangDeadline()
+	}
+	return 0
 }
 
 // trainerTrouble is evidence against the living trainer: stopped for longer than a stall may last, or hung.
@@ -261,8 +294,7 @@ func (d *Daemon) trainerTrouble(now time.Time) *phalanx.Evidence {
 		return &e
 	}
 	p, said := l.moved(now)
-	computing := said && (p.Phase == wire.PhaseCompute || p.Phase == wire.PhaseApply)
-	if silence := now.Sub(l.lastMove); computing && d.cfg.Hang > 0 && silence > d.hangDeadline() {
+	if silence, limit := now.Sub(l.lastMove), d.patience(p, said); limit > 0 && silence > limit {
 		e.Kind, e.Step, e.Detail = phalanx.Hung, p.Step, fmt.Sprintf("no progress for %.1f s in %s of step %d", silence.Seconds(), p.Phase, p.Step)
 		return &e
 	}
