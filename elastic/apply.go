@@ -295,7 +295,7 @@ func (s *State) moveMembers(old phalanx.World) {
 			if s.Phase == Halted && m.Quarantine {
 				m.leave()
 			} else if s.Phase == Halted {
-				m.State = Spare
+				m.State, m.Drained = Spare, false
 			}
 		case m.State == Draining:
 			m.leave()
@@ -406,6 +406,7 @@ func (s *State) mark(id phalanx.MemberID, to MemberState, why string) error {
 		return fmt.Errorf("%s: %w", id, ErrMember)
 	}
 	m.Quarantine = m.Quarantine || to == Quarantined
+	m.Drained = m.Drained || to == Draining
 	switch {
 	case m.State != Gone && (s.World.Has(m.Incarnate) || s.Phase == Forming && s.donates(m.Member)):
 		to = Draining // only the next generation takes it out of the world, and the end of its heals out of service

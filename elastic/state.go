@@ -100,6 +100,7 @@ type Member struct {
 	Coordinate int         `json:"coordinate"` // of the state it held last; -1 when it never had one
 	Why        string      `json:"why,omitempty"`
 	Quarantine bool        `json:"quarantine,omitempty"` // of the member, through all its lives, until lifted
+	Drained    bool        `json:"drained,omitempty"`    // this life was asked to leave: once gone, its daemon starts no other
 }
 
 // RewindRecord names a branch of the lineage: everything above Source that was made before Generation is abandoned.

@@ -50,8 +50,8 @@ type memberView struct {
 	peer   Peer
 	report *Report
 	heard  time.Time
+	since  time.Time // when the connection began: a daemon that took over has to form the generation again
 	// granted is when it was last given a lease; zero: never since the election.
-	since   time.Time // when the connection began: a daemon that took over has to form the generation again
 	granted time.Time
 	lost    time.Time // when the connection ended, or the election if there never was one
 	answer  *elastic.Answer
@@ -493,6 +493,9 @@ func (a *arbiter) keepVoters(now time.Time) {
 		}
 		// A daemon that has just died is probably being started again: its server keeps its place for a while.
 		alive := v.local || v.conn != nil || now.Sub(v.lost) < 30*time.Second
+		if m := d.state.Member(v.id); m != nil && m.Drained && m.State == elastic.Gone && !v.local {
+			alive = false // it ends and does not come back: the others need a majority without it
+		}
 		candidates = append(candidates, consensus.Candidate{ID: v.peer.Server, Addr: v.peer.Addr, Host: v.peer.Host, Alive: alive,
 			CaughtUp: v.local || v.conn != nil && d.raft.CaughtUp(v.peer.Server)})
 	}
