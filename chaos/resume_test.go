@@ -3,6 +3,7 @@
 package chaos_test
 
 import (
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -177,7 +178,10 @@ func TestDrainAndResize(t *testing.T) {
 	if out, code := j.verb("resize", "3"); code != 0 {
 		t.Fatalf("resize: %d\n%s", code, out)
 	}
-	j.until("three ranks train again", both(func(s *node.Status) bool { return len(s.World) == 3 }, at(s.Step+5)))
+	s = j.until("three ranks train again", both(func(s *node.Status) bool { return len(s.World) == 3 }, at(s.Step+5)))
+	if slices.Contains(s.World, f.Member) {
+		t.Errorf("%s was drained and is back in %v", f.Member, s.World)
+	}
 	for _, x := range j.ordered() {
 		if !x.Planned && x.Generation.Number > 1 || x.Newest != x.ResumeStep {
 			t.Errorf("generation %s was not planned, or lost a step: %+v", x.Generation, x)
