@@ -78,25 +78,42 @@ func (u *upstream) leave(leader string) {
 // follow finds the leader and stays with it, until the daemon ends.
 func (u *upstream) follow() {
 	d := u.d
-	hint := ""
+	hint, hops, failures := "", 0, 0
 	for d.ctx.Err() == nil {
 		if d.raft.IsLeader() {
-			hint = ""
+			hint, failures = "", 0
 			u.pause(100 * time.Millisecond)
 			continue
 		}
+		began := time.Now()
 		next, err := u.attempt(hint)
 		if err != nil && d.ctx.Err() == nil {
 			d.log.Debug("no stream to a leader", "error", err)
 			d.noLeader(err)
 		}
-		if next != "" && next != hint && next != d.addr() {
+		if hops++; next != "" && next != hint && next != d.addr() && hops < maxHops {
 			hint = next
 			continue
 		}
-		hint = ""
-		u.pause(20*time.Millisecond + rand.N(30*time.Millisecond))
+		hint, hops = "", 0
+		if failures++; time.Since(began) > time.Second { // there was a stream, or nobody answered, which takes its time by itself
+			failures = 0
+		}
+		u.pause(retryAfter(failures))
 	}
+}
+
+// maxHops is how many daemons in a row are followed to whom they think leads: two that name each other are asked again later.
+const maxHops = 4
+
+// retryAfter is how long a daemon that found no leader waits. No election takes as long as the first retries; a job that
+// waits for hosts for hours must not fill their cores with handshakes.
+func retryAfter(failures int) time.Duration {
+	wait := 20*time.Millisecond + rand.N(30*time.Millisecond)
+	if failures > 100 {
+		wait *= 20
+	}
+	return wait
 }
 
 func (u *upstream) pause(t time.Duration) {
