@@ -4,6 +4,7 @@ package node
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"slices"
@@ -137,6 +138,9 @@ func (d *Daemon) abort(g phalanx.Generation) {
 		d.plain.abort(g)
 		return
 	}
+	if d.form != nil && !g.Less(d.form.generation) {
+		d.stopForming()
+	}
 	left := d.engine.Revoke(g)
 	l := d.life
 	d.postDescriptors() // what waited for the generation to be formed
@@ -207,6 +211,7 @@ func (d *Daemon) committed() phalanx.Step {
 // forming is the formation of one generation's communicators under way.
 type forming struct {
 	generation phalanx.Generation
+	cancel     context.CancelFunc // when another generation is formed or this one ends: nobody waits for its connections
 }
 
 // mapped are the mappings of a sibling's life, kept across generations so that survivors form at once.
@@ -222,11 +227,14 @@ type lifeKey struct {
 // startForming maps this host's peers and connects to the others, then hands them to the engine.
 func (d *Daemon) startForming(g phalanx.Generation) {
 	d.refreshSiblings()
-	d.form = &forming{g}
+	d.stopForming()
+	ctx, cancel := context.WithCancel(d.ctx)
+	d.form = &forming{g, cancel}
 	world := d.state.World.Clone()
 	l := d.life
 	d.ends.Go(func() {
-		err := d.formEngine(world, l)
+		defer cancel()
+		err := d.formEngine(ctx, world, l)
 		d.post(func() {
 			if d.life != l || d.form == nil || d.form.generation != g {
 				return
@@ -252,6 +260,14 @@ func (d *Daemon) startForming(g phalanx.Generation) {
 	})
 }
 
+// stopForming gives up the formation under way, if there is one.
+func (d *Daemon) stopForming() {
+	if d.form != nil {
+		d.form.cancel()
+		d.form = nil
+	}
+}
+
 // formAgain tries a formation again: a peer's memory or port was not there yet. The leader ends what does not get ready.
 func (d *Daemon) formAgain(g phalanx.Generation) {
 	if d.state.World.Generation == g && d.form == nil && d.life.machine.State() == elastic.LocalForming {
@@ -260,7 +276,7 @@ func (d *Daemon) formAgain(g phalanx.Generation) {
 }
 
 // formEngine runs beside the loop. It touches the mappings, which only one formation at a time does.
-func (d *Daemon) formEngine(world phalanx.World, l *life) error {
+func (d *Daemon) formEngine(ctx context.Context, world phalanx.World, l *life) error {
 	d.forming.Lock()
 	defer d.forming.Unlock()
 	seat := world.SeatOf(l.who.Member)
@@ -285,7 +301,7 @@ func (d *Daemon) formEngine(world phalanx.World, l *life) error {
 			keep[key] = true
 			locals = append(locals, host.LocalPeer{Rank: o.Rank, Segment: m.segment.Bytes(), Board: m.board.Bytes(), Ring: d.bells.Bell(2 * key.index).Ring})
 		default:
-			link, err := d.peers.dataLink(o.Incarnate, seat.Rank < o.Rank)
+			link, err := d.peers.dataLink(ctx, o.Incarnate, seat.Rank < o.Rank)
 			if err != nil {
 				return fmt.Errorf("form %s with %s: %w", world.Generation, o.Incarnate, err)
 			}

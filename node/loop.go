@@ -362,6 +362,7 @@ func (d *Daemon) retire(l *life) {
 		l.trainer.kill()
 	}
 	left := d.engine.Revoke(d.state.World.Generation)
+	d.stopForming()
 	d.stopHealing()
 	healed, saver := d.healed, d.saver
 	d.ends.Go(func() {

@@ -221,7 +221,7 @@ func (p *peerLinks) takeData(id phalanx.MemberID, c net.Conn) {
 }
 
 // dataLink returns the connection for collectives with a member. One side dials, so that both use the same one.
-func (p *peerLinks) dataLink(who phalanx.Incarnate, dial bool) (*host.Link, error) {
+func (p *peerLinks) dataLink(ctx context.Context, who phalanx.Incarnate, dial bool) (*host.Link, error) {
 	deadline := time.NewTimer(3 * time.Second)
 	defer deadline.Stop()
 	for {
@@ -232,24 +232,24 @@ func (p *peerLinks) dataLink(who phalanx.Incarnate, dial bool) (*host.Link, erro
 			return have.link, nil
 		}
 		if dial {
-			return p.dialData(who)
+			return p.dialData(ctx, who)
 		}
 		select {
 		case <-fresh:
 		case <-deadline.C:
 			return nil, fmt.Errorf("%s did not connect within 3 s", who.Member)
-		case <-p.d.ctx.Done():
-			return nil, p.d.ctx.Err()
+		case <-ctx.Done():
+			return nil, ctx.Err()
 		}
 	}
 }
 
-func (p *peerLinks) dialData(who phalanx.Incarnate) (*host.Link, error) {
+func (p *peerLinks) dialData(ctx context.Context, who phalanx.Incarnate) (*host.Link, error) {
 	peer, ok := p.d.roster.peer(who.Member)
 	if !ok {
 		return nil, fmt.Errorf("the address of %s is not known", who.Member)
 	}
-	ctx, cancel := context.WithTimeout(p.d.ctx, 3*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, 3*time.Second)
 	defer cancel()
 	c, err := p.d.listener.Dial(ctx, peer.Addr, ProtoData)
 	if err != nil {

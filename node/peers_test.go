@@ -3,7 +3,10 @@
 package node
 
 import (
+	"context"
+	"errors"
 	"testing"
+	"time"
 
 	"phalanx"
 	"phalanx/elastic"
@@ -38,4 +41,22 @@ func TestVoteLinksEndWithTheirMembers(t *testing.T) {
 	if len(d.peers.votes) != 0 || kept.ctx.Err() == nil {
 		t.Errorf("links %v of a member outside of the world", d.peers.votes)
 	}
+}
+
+// A formation that waits for the connection of a member that is gone must not keep the next generation waiting.
+func TestAGivenUpFormationWaitsForNobody(t *testing.T) {
+	d := lone(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	d.form = &forming{d.state.World.Generation, cancel}
+	ended := make(chan error, 1)
+	go func() {
+		_, err := d.peers.dataLink(ctx, incarnate("b", 0, 1), false)
+		ended <- err
+	}()
+	began := time.Now()
+	d.execute(elastic.Abort{Generation: d.state.World.Generation})
+	if err := <-ended; !errors.Is(err, context.Canceled) {
+		t.Errorf("%v after %s", err, time.Since(began))
+	}
+	d.ends.Wait()
 }
