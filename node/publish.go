@@ -282,6 +282,10 @@ func lookIntoStore(d *Daemon, groups int, s *elastic.State) elastic.StoreFact {
 	}
 	fact := elastic.StoreFact{Known: true}
 	for _, x := range problems {
+		if !damaged(x.Err) {
+			d.log.Warn("the store cannot be read", "commit", x.Number, "error", x.Err)
+			return elastic.StoreFact{}
+		}
 		fact.Unreadable = append(fact.Unreadable, x.Number)
 	}
 	step, _ := strconv.ParseUint(d.cfg.Resume, 10, 64)
@@ -295,10 +299,14 @@ func lookIntoStore(d *Daemon, groups int, s *elastic.State) elastic.StoreFact {
 		}
 		cp, err := ckpt.Open(ctx, d.store, r.Commit)
 		if err == nil && len(cp.States()) != groups {
-			err = fmt.Errorf("it has %d shards of the model, the job %d", len(cp.States()), groups)
+			err = fmt.Errorf("it has %d shards of the model, the job %d: %w", len(cp.States()), groups, ckpt.ErrFormat)
 		}
 		if err == nil {
 			err = verifyQuickly(ctx, cp)
+		}
+		if err != nil && !damaged(err) {
+			d.log.Warn("the store cannot be read", "commit", r.Number, "error", err)
+			return elastic.StoreFact{}
 		}
 		if err != nil {
 			d.log.Warn("a checkpoint cannot be restored", "commit", r.Number, "step", uint64(r.Commit.Step), "error", err, "next", "phalanx ckpt verify")
@@ -315,8 +323,19 @@ func lookIntoStore(d *Daemon, groups int, s *elastic.State) elastic.StoreFact {
 	return fact
 }
 
+// damaged reports whether an error proves that a checkpoint cannot be restored. A store that is slow, out of reach or refuses
+// access proves nothing: an older checkpoint, or none, must not be taken for it.
+func damaged(err error) bool {
+	for _, proof := range []error{ckpt.ErrCorrupt, ckpt.ErrNotFound, ckpt.ErrIncomplete, ckpt.ErrFormat} {
+		if errors.Is(err, proof) {
+			return true
+		}
+	}
+	return false
+}
+
 // verifyQuickly reads a checkpoint whole while that takes little time: a rewind should not name what cannot be read. A large
-// one is verified while it is restored.
+// one, or one in a slow store, is verified while it is restored.
 func verifyQuickly(ctx context.Context, cp *ckpt.Checkpoint) error {
 	var bytes int64
 	for _, st := range cp.States() {
@@ -325,7 +344,12 @@ func verifyQuickly(ctx context.Context, cp *ckpt.Checkpoint) error {
 	if bytes > 1<<30 {
 		return nil
 	}
-	report, err := cp.VerifyAll(ctx, nil)
+	quick, cancel := context.WithTimeout(ctx, 15*time.Second)
+	defer cancel()
+	report, err := cp.VerifyAll(quick, nil)
+	if quick.Err() != nil && ctx.Err() == nil {
+		return nil
+	}
 	if err != nil {
 		return err
 	}

@@ -3,6 +3,8 @@
 package node
 
 import (
+	"errors"
+	"strings"
 	"testing"
 
 	"phalanx"
@@ -53,5 +55,33 @@ func TestStoreOffersTheLineageOnly(t *testing.T) {
 	s.Rewinds = []elastic.RewindRecord{{Generation: s.World.Generation, Branch: 1, Source: 5}}
 	if f := lookIntoStore(d, 1, s); f.Published == nil || f.Published.Step != 4 || len(f.Unreadable) != 0 {
 		t.Errorf("after it: %+v", f)
+	}
+}
+
+// A store that cannot be read for a moment is asked again: what it holds is not damaged, and the job does not begin anew.
+func TestStoreOutOfReachIsNotDamage(t *testing.T) {
+	store := mem.New()
+	publishStep(t, store, phalanx.Generation{Number: 1}, 4)
+	s := elastic.NewState()
+	for _, c := range []struct {
+		part  string
+		err   error
+		known bool
+	}{
+		{"/commits/", errors.New("input/output error"), false},
+		{"/step-", errors.New("input/output error"), false},
+		{"/commits/", ckpt.ErrCorrupt, true},
+		{"/step-", ckpt.ErrNotFound, true},
+	} {
+		faulty := mem.NewFaulty(store, func(op mem.Op) mem.Fault {
+			if op.Verb == mem.Get && strings.Contains(op.Key, c.part) {
+				return mem.Fault{Err: c.err}
+			}
+			return mem.Fault{}
+		})
+		d := &Daemon{cfg: Config{Job: "job"}, log: quiet(), ctx: t.Context(), store: faulty}
+		if f := lookIntoStore(d, 1, s); f.Known != c.known || f.Published != nil || (len(f.Unreadable) > 0) != c.known {
+			t.Errorf("%v at %s: %+v", c.err, c.part, f)
+		}
 	}
 }
