@@ -166,6 +166,9 @@ func (p Planner) rewind(s *State, f *Facts, evidence []phalanx.Evidence, answers
 		c.World = p.world(s, resume, nil)
 		return Plan{Command: c, Why: "no whole group is left"}
 	}
+	if plan, ok := startsAnew(s, f, source); ok {
+		return plan
+	}
 	if source.Kind != FromLive {
 		c.Source = source
 	}

@@ -310,6 +310,9 @@ func (p Planner) open(s *State, f *Facts) Plan {
 		return Plan{Why: fmt.Sprintf("%d of %d members are ready", len(ready), want)}
 	}
 	floor, source := p.origin(s, f, true)
+	if plan, ok := startsAnew(s, f, source); ok {
+		return plan
+	}
 	ready = p.spares(s, f, floor)
 	seats := assemble(s, nil, ready)
 	if source.Kind == FromLive {
@@ -341,6 +344,20 @@ func (p Planner) origin(s *State, f *Facts, live bool) (Floor, Source) {
 		best, source = floor, Source{Kind: FromLive, Holders: holders}
 	}
 	return best, source
+}
+
+// startsAnew ends a job that could only begin anew although it has published: whether what was saved can be mended, or is given
+// up, is for its operator to say.
+func startsAnew(s *State, f *Facts, source Source) (Plan, bool) {
+	n := s.NewestPublished()
+	if source.Kind != FromSeed || n == nil && len(f.Store.Unreadable) == 0 {
+		return Plan{}, false
+	}
+	why := fmt.Sprintf("none of the published checkpoints can be read (damaged: %d) and nobody holds a state in memory", len(f.Store.Unreadable))
+	if n != nil {
+		why += fmt.Sprintf("; the newest is step %d in %s", n.Step, n.Folder)
+	}
+	return Plan{Command: Halt{HaltReason{Kind: Unreadable, Words: why}, f.UnixNS}, Why: why}, true
 }
 
 // newestCopies finds the newest step of the lineage of which connected members hold every coordinate, all made by one

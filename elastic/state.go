@@ -148,6 +148,8 @@ const (
 	Poison HaltKind = "poison"
 	// CrashLoop means that too few members can be started at all; the job ends.
 	CrashLoop HaltKind = "crash_loop"
+	// Unreadable means that checkpoints were published and no state of the job can be read any more; the job ends.
+	Unreadable HaltKind = "unreadable"
 	// StoppedByOperator is a stop that was asked for: the job ends and resumes with the next run.
 	StoppedByOperator HaltKind = "stopped"
 )
