@@ -152,6 +152,8 @@ const (
 	Unreadable HaltKind = "unreadable"
 	// StoppedByOperator is a stop that was asked for: the job ends and resumes with the next run.
 	StoppedByOperator HaltKind = "stopped"
+	// StoppedUnsaved is such a stop whose last save was not durable when the grace was over.
+	StoppedUnsaved HaltKind = "stopped_unsaved"
 )
 
 // Ends reports whether the run is over when the job halts for this reason.

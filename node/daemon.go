@@ -40,6 +40,7 @@ const (
 	stallAfter     = 1500 * time.Millisecond // a stopped process is evicted no sooner
 	leaseLength    = 10 * time.Second        // longer than any election
 	leaseRenew     = 2 * time.Second
+	logWait        = 5 * time.Second  // for the log of an earlier start, before a trainer is started without it
 	formDeadline   = 15 * time.Second // without any progress of forming or healing
 	stopDeadline   = 10 * time.Second
 	electionLease  = 300 * time.Millisecond // below it a leader on full cores steps down without need
@@ -72,43 +73,46 @@ type Daemon struct {
 	cancel   context.CancelCauseFunc
 
 	// The loop's own.
-	state    *elastic.State
-	life     *life
-	siblings []*sibling
-	lead     *arbiter
-	up       *upstream
-	restart  RestartPolicy
-	failed   string // why the trainer is not started any more
-	failedAs int    // exit code that says the same, 0 while failed is empty
-	lastEnd  string // how the trainer before this life ended, for the reason to give up
-	leaving  bool
-	stopWhy  string
-	starting bool
-	lease    int64 // expiry by CLOCK_BOOTTIME
-	leaseOK  bool
-	asked    time.Time // newest lease asked for
-	reported time.Time
-	dirty    bool // the report has changed
-	form     *forming
-	heal     *healing
-	healed   <-chan struct{} // closed when the newest heal touches nothing any more
-	saver    *saver
-	timings  FirstStep
-	outcome  *Outcome
-	ended    bool
-	steps    stepTimes
-	ticks    uint64
-	ticked   time.Time // newest tick
-	rotating bool
-	rotated  time.Time              // when the size of the output was looked at
-	view     atomic.Pointer[Status] // for readers outside of the loop
-	niced    bool
-	peers    *peerLinks
-	meters   *meters
-	plain    *plainRun
-	evidence []phalanx.Evidence // against the current generation
-	requests uint64
-	waiting  map[uint64]chan string // operators' requests that the leader has not answered
+	state      *elastic.State
+	life       *life
+	siblings   []*sibling
+	lead       *arbiter
+	up         *upstream
+	restart    RestartPolicy
+	failed     string // why the trainer is not started any more
+	failedAs   int    // exit code that says the same, 0 while failed is empty
+	lastEnd    string // how the trainer before this life ended, for the reason to give up
+	leaving    bool
+	stopWhy    string
+	starting   bool
+	lease      int64 // expiry by CLOCK_BOOTTIME
+	leaseOK    bool
+	asked      time.Time // newest lease asked for
+	reported   time.Time
+	dirty      bool // the report has changed
+	form       *forming
+	heal       *healing
+	healed     <-chan struct{} // closed when the newest heal touches nothing any more
+	saver      *saver
+	timings    FirstStep
+	outcome    *Outcome
+	ended      bool
+	steps      stepTimes
+	ticks      uint64
+	leaderless time.Time // since when no leader is known; zero: one is
+	warned     time.Time // when that was last said
+	waitLog    time.Time // until when the log of an earlier start is waited for
+	ticked     time.Time // newest tick
+	rotating   bool
+	rotated    time.Time              // when the size of the output was looked at
+	view       atomic.Pointer[Status] // for readers outside of the loop
+	niced      bool
+	peers      *peerLinks
+	meters     *meters
+	plain      *plainRun
+	evidence   []phalanx.Evidence // against the current generation
+	requests   uint64
+	waiting    map[uint64]chan string // operators' requests that the leader has not answered
 
 	// Of formations, which run beside the loop one at a time.
 	forming  sync.Mutex
@@ -205,6 +209,9 @@ func (d *Daemon) open() (err error) {
 	}
 	server := d.raft.ServerID()
 	d.server.Store(&server)
+	if d.raft.HasState() {
+		d.waitLog = time.Now().Add(logWait)
+	}
 	if err := d.found(); err != nil {
 		return err
 	}

@@ -5,10 +5,12 @@ package node
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	"phalanx"
 	"phalanx/client/wire"
+	"phalanx/consensus"
 	"phalanx/elastic"
 	"phalanx/membership"
 )
@@ -242,6 +244,11 @@ func (d *Daemon) tick(now time.Time, lateness time.Duration) {
 	if d.plain != nil {
 		d.plain.tick(now)
 	}
+	d.watchLeader(now)
+	if !d.waitLog.IsZero() && now.After(d.waitLog) {
+		d.waitLog = time.Time{}
+		d.ensureTrainer()
+	}
 	d.renewLease(now)
 	d.scan() // a ring may have been lost with its ringer
 	if now.Sub(d.reported) >= reportEvery {
@@ -253,6 +260,19 @@ func (d *Daemon) tick(now time.Time, lateness time.Duration) {
 	d.saver.tick(now)
 	d.publishView()
 	d.endOrphans()
+}
+
+// watchLeader says when there has been no leader for long: nothing changes until one is elected, and nobody else tells.
+func (d *Daemon) watchLeader(now time.Time) {
+	switch {
+	case d.lead != nil || d.up.connected:
+		d.leaderless = time.Time{}
+	case d.leaderless.IsZero():
+		d.leaderless = now
+	case now.Sub(d.leaderless) > 10*time.Second && now.Sub(d.warned) > time.Minute:
+		d.warned = now
+		d.log.Warn("no leader: nothing changes until a majority of the voters is up", "seconds", int(now.Sub(d.leaderless).Seconds()))
+	}
 }
 
 // run carries out the machine's actions in order.
@@ -430,19 +450,18 @@ func (d *Daemon) end(o Outcome) {
 func (d *Daemon) farewell() {
 	others := !d.outcome.Done && d.state.Phase != elastic.Halted
 	d.ends.Go(func() {
-		ctx, cancel := context.WithTimeout(d.ctx, 3*time.Second)
+		ctx, cancel := context.WithTimeout(d.ctx, 5*time.Second)
 		defer cancel()
 		d.watchers.drain(ctx)
-		if others && d.raft.IsLeader() { // they go on: they need not wait for an election
-			if err := d.raft.Transfer(ctx); err != nil {
-				d.log.Debug("leadership not handed over", "error", err)
-			}
+		if others {
+			d.handOver(ctx)
 		}
 		d.post(func() {
 			if d.outcome.Done {
 				for _, n := range d.paths.Lives(d.cfg.Index) {
 					d.paths.Remove(d.cfg.Index, n)
 				}
+				_ = d.paths.memory.Remove(d.paths.Bells()) // whoever has it mapped keeps it
 			}
 			if err := writeJSON(d.paths.Outcome(d.cfg.Index), d.outcome); err != nil {
 				d.log.Error("the outcome is not written", "error", err)
@@ -450,6 +469,27 @@ func (d *Daemon) farewell() {
 			d.ended = true
 		})
 	})
+}
+
+// handOver leaves Raft to those who go on: leadership first, then the vote. They need a majority without this daemon before
+// it goes, or two that leave at once take the quorum with them.
+func (d *Daemon) handOver(ctx context.Context) {
+	if d.raft.IsLeader() {
+		if err := d.raft.Transfer(ctx); err != nil {
+			d.log.Debug("leadership not handed over", "error", err)
+		}
+	}
+	for ctx.Err() == nil {
+		servers, err := d.raft.Servers()
+		if err != nil || !slices.ContainsFunc(servers, func(s consensus.Server) bool { return s.ID == d.raft.ServerID() && s.Voter }) {
+			return
+		}
+		select {
+		case <-ctx.Done():
+			d.log.Warn("leaves although it still votes in the log")
+		case <-time.After(20 * time.Millisecond): // nothing signals a change of the configuration
+		}
+	}
 }
 
 // endOrphans ends trainers on this host whose member the log has evicted and whose daemon is dead, if this is the lowest

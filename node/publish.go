@@ -17,18 +17,21 @@ import (
 
 // publisher is the leader's part in saves: it announces them, collects the shares and publishes. The loop owns it.
 type publisher struct {
-	d       *Daemon
-	term    uint64
-	counter uint64
-	attempt *ckpt.Attempt
-	asked   time.Time
-	parts   map[phalanx.Rank]ckpt.PartRef
-	labels  []phalanx.Label
-	busy    bool // publishing
-	retry   time.Time
-	newest  phalanx.Step // newest step published or given up
-	since   time.Time    // of the newest published, for intervals in time
-	wanted  phalanx.Step // asked for by a stop; 0: none
+	d        *Daemon
+	term     uint64
+	counter  uint64
+	attempt  *ckpt.Attempt
+	asked    time.Time
+	repeated time.Time // when it was last announced
+	failures int       // in a row
+	trouble  string    // why the last one failed, "" after one that did not
+	parts    map[phalanx.Rank]ckpt.PartRef
+	labels   []phalanx.Label
+	busy     bool // publishing
+	retry    time.Time
+	newest   phalanx.Step // newest step published or given up
+	since    time.Time    // of the newest published, for intervals in time
+	wanted   phalanx.Step // asked for by a stop; 0: none
 }
 
 // lead begins or ends the leader's part.
@@ -105,6 +108,9 @@ func (p *publisher) tick(now time.Time) {
 	if p.attempt != nil {
 		stuck := now.Sub(p.asked) > time.Minute && p.attempt.Step <= p.d.committed()
 		if p.attempt.Step == step && !stuck || len(p.parts) > 0 && !stuck {
+			if now.Sub(p.repeated) > saveRepeat && p.attempt.Step <= p.d.committed() {
+				p.announce(now) // a stream may have broken with the words on it, or a daemon been replaced
+			}
 			return
 		}
 	}
@@ -114,9 +120,18 @@ func (p *publisher) tick(now time.Time) {
 	p.counter++
 	p.attempt = &ckpt.Attempt{Job: p.d.cfg.Job, Step: step, Generation: s.World.Generation, Term: p.term, Counter: p.counter}
 	p.asked, p.parts, p.labels = now, map[phalanx.Rank]ckpt.PartRef{}, make([]phalanx.Label, s.GroupSize())
+	p.announce(now)
+}
+
+// announce asks every member whose share is not known for it. A member that was asked before says again what it has said.
+func (p *publisher) announce(now time.Time) {
+	p.repeated = now
 	ask := &SaveAsk{Attempt: *p.attempt}
-	for _, seat := range s.World.Seats {
+	for _, seat := range p.d.state.World.Seats {
 		v := p.d.lead.members[seat.Member]
+		if _, known := p.parts[seat.Rank]; known {
+			continue
+		}
 		switch {
 		case v == nil:
 		case v.local:
@@ -125,6 +140,21 @@ func (p *publisher) tick(now time.Time) {
 			v.conn.send(&Message{Save: ask})
 		}
 	}
+}
+
+// saveRepeat is how long a share may be outstanding before it is asked for again, saveRetryMax the longest pause after saves
+// that failed.
+const (
+	saveRepeat   = time.Second
+	saveRetryMax = 30 * time.Second
+)
+
+// failed notes a save that did not become one. The next is tried later each time: a full or damaged store is not mended by
+// trying, and every attempt leaves its objects until it is swept.
+func (p *publisher) failed(why string) {
+	p.failures++
+	p.trouble = why
+	p.retry = time.Now().Add(min(500*time.Millisecond<<min(p.failures, 10), saveRetryMax))
 }
 
 // shard notes one rank's share.
@@ -141,7 +171,7 @@ func (p *publisher) shard(id phalanx.MemberID, m *ShardWritten) {
 		p.attempt, p.retry = nil, time.Now()
 		if m.Failed != "" {
 			p.d.log.Warn("save given up", "step", uint64(m.Attempt.Step), "about", string(id), "error", m.Failed)
-			p.retry = time.Now().Add(time.Second) // training goes on
+			p.failed(m.Failed) // training goes on
 		}
 		p.newest = max(p.newest, min(m.Attempt.Step, s.Spec.LastStep-1))
 		return
@@ -197,11 +227,12 @@ func (p *publisher) publish() {
 			if err != nil {
 				d.meters.unpublished.Inc()
 				d.log.Warn("checkpoint not published", "step", uint64(attempt.Step), "error", err)
-				p.retry = time.Now().Add(500 * time.Millisecond)
+				p.failed(err.Error())
 				p.newest = max(p.newest, min(attempt.Step, s.Spec.LastStep-1))
 				return
 			}
 			d.meters.published.Inc()
+			p.failures, p.trouble = 0, ""
 			p.newest, p.since = max(p.newest, attempt.Step), time.Now()
 			d.log.Info("checkpoint published", "step", uint64(attempt.Step), "folder", attempt.Name())
 			p.prune()
@@ -260,11 +291,20 @@ func (a *arbiter) tryStop(now time.Time) {
 	durable := published != nil && p != nil && p.wanted > 0 && published.Step >= p.wanted
 	training := s.World.Size() > 0 && s.Phase != elastic.Halted && d.plain == nil // plain trainers save by themselves when they get TERM
 	if durable || !training || now.Sub(a.stopAt) > d.cfg.Grace {
-		words := "stopped on request"
-		if durable {
+		kind, words := elastic.StoppedByOperator, "stopped on request"
+		switch {
+		case durable:
 			words = fmt.Sprintf("stopped on request; step %d is saved", published.Step)
+		case training:
+			kind, words = elastic.StoppedUnsaved, fmt.Sprintf("stopped on request; the newest step is not saved within the grace of %s", d.cfg.Grace)
+			if published != nil {
+				words += fmt.Sprintf(", step %d is", published.Step)
+			}
+			if p != nil && p.trouble != "" {
+				words += ": " + p.trouble
+			}
 		}
-		a.propose(elastic.Halt{Reason: elastic.HaltReason{Kind: elastic.StoppedByOperator, Words: words}, UnixNS: now.UnixNano()}, words)
+		a.propose(elastic.Halt{Reason: elastic.HaltReason{Kind: kind, Words: words}, UnixNS: now.UnixNano()}, words)
 	}
 }
 

@@ -22,8 +22,10 @@ type saver struct {
 	d        *Daemon
 	pub      *publisher // while this daemon leads
 	sequence uint64
-	want     *SaveAsk // asked for and not staged yet
-	life     *life    // whose slab is asked or written
+	want     *SaveAsk      // asked for and not staged yet
+	current  ckpt.Attempt  // that is being written, or was last
+	done     *ShardWritten // the newest share that is in the store: told again when it is asked for again
+	life     *life         // whose slab is asked or written
 	writing  bool
 	cancel   context.CancelFunc
 	written  chan struct{} // closed when the write under way ends
@@ -50,6 +52,13 @@ func (s *saver) asked(m *SaveAsk) {
 	l := d.life
 	if m.Attempt.Generation != d.state.World.Generation || l == nil || l.slabs == nil || l.machine.Seat() == nil {
 		return
+	}
+	switch {
+	case s.done != nil && s.done.Attempt == m.Attempt:
+		d.sendUp(&Message{Shard: s.done})
+		return
+	case s.writing && s.current == m.Attempt, s.want != nil && s.want.Attempt == m.Attempt && s.life == l:
+		return // the leader asks again for what it has not heard of
 	}
 	s.want = m
 	if s.writing {
@@ -108,7 +117,7 @@ func (s *saver) write(m *SaveAsk, label phalanx.Label) {
 		}
 	}
 	ctx, cancel := context.WithCancel(d.ctx)
-	s.writing, s.cancel, s.written = true, cancel, make(chan struct{})
+	s.writing, s.current, s.cancel, s.written = true, m.Attempt, cancel, make(chan struct{})
 	rank, done := seat.Rank, s.written
 	d.ends.Go(func() {
 		defer cancel()
@@ -128,6 +137,9 @@ func (s *saver) write(m *SaveAsk, label phalanx.Label) {
 				d.log.Warn("the share of a save is not written", "step", uint64(m.Attempt.Step), "error", err)
 			}
 			failpoint("shard-written")
+			if err == nil {
+				s.done = &out
+			}
 			d.sendUp(&Message{Shard: &out})
 			d.dirty = true
 			s.begin()
@@ -157,8 +169,6 @@ func (s *saver) release(l *life) {
 	s.mu.Lock() // whoever serves from the slab has ended, and nobody begins: the life is marked
 	defer s.mu.Unlock()
 }
-
-func (s *saver) leaderChanged() { s.want = nil } // the next leader asks again
 
 func (s *saver) stateChanged(old, now *elastic.State) {
 	if old.World.Generation != now.World.Generation && s.want != nil {

@@ -24,6 +24,9 @@ func (d *Daemon) ensureTrainer() {
 	if l == nil || d.failed != "" || d.outcome != nil || d.starting || d.stopWhy != "" || d.leaving {
 		return
 	}
+	if d.state.Seq == 0 && !d.waitLog.IsZero() {
+		return // the log of an earlier start may say that the job is done, or count on this life
+	}
 	if l.died != nil || l.machine == nil {
 		m := d.state.Member(d.me())
 		if m != nil && m.Incarnation == l.who.Incarnation && m.State != elastic.Gone {

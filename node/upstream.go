@@ -225,7 +225,6 @@ func (u *upstream) serve(conn *tls.Conn, local *elastic.State) error {
 		d.sendReport(time.Now())
 		d.renewLease(time.Now())
 		d.reportFirst()
-		d.saver.leaderChanged()
 	})
 	defer d.post(func() {
 		u.connected = false
