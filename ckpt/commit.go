@@ -245,22 +245,28 @@ func sha256Hex(b []byte) string {
 
 // readRecord reads the commit object or stub with a number.
 func readRecord(ctx context.Context, s Store, job string, number uint64) (Record, error) {
+	r, _, err := readNumbered(ctx, s, job, number)
+	return r, err
+}
+
+// readNumbered is readRecord; it also gives the bytes of an object that can be read and is no record of this number.
+func readNumbered(ctx context.Context, s Store, job string, number uint64) (Record, []byte, error) {
 	key := CommitKey(job, number)
 	info, err := s.Stat(ctx, key)
 	if err != nil {
-		return Record{}, fmt.Errorf("read %s: %w", key, err)
+		return Record{}, nil, fmt.Errorf("read %s: %w", key, err)
 	}
 	b, err := readWhole(ctx, s, key, MaxCommitBytes)
 	if err != nil {
-		return Record{}, err
+		return Record{}, nil, err
 	}
 	r, err := DecodeRecord(b)
 	if err != nil {
-		return Record{}, fmt.Errorf("%s: %w; run: phalanx ckpt verify", key, err)
+		return Record{}, b, fmt.Errorf("%s: %w; run: phalanx ckpt verify", key, err)
 	}
 	if r.Number != number || r.Attempt().Job != job {
-		return Record{}, fmt.Errorf("%s holds commit %d of job %.60q: %w; run: phalanx ckpt verify", key, r.Number, r.Attempt().Job, ErrFormat)
+		return Record{}, b, fmt.Errorf("%s holds commit %d of job %.60q: %w; run: phalanx ckpt verify", key, r.Number, r.Attempt().Job, ErrFormat)
 	}
 	r.ETag = info.ETag
-	return r, nil
+	return r, b, nil
 }

@@ -20,6 +20,12 @@
 // publisher also refuses to follow a commit of a newer generation, of a newer branch, or of a step of its own branch that is
 // not older. This holds without any process of the job: the store alone is enough, if it creates conditionally.
 //
+// A commit object that can be read no more (a flipped byte, a wrong number) keeps its number. The next commit names the
+// SHA-256 of its bytes as they are and follows the newest commit that can be read, which alone fences then; what the damaged
+// one fenced is lost with it, and so is its step until the object is put back from a copy. Readers report it and take the
+// newest that is whole. Prune deletes neither it nor any folder that it may name: all but those that a record before it fences.
+// An object whose format number is higher than this program's is not damaged: nothing is published after it.
+//
 // When the outcome of a write is not known (ErrConflict), the writer reads before it decides, or offers the same bytes
 // again. What an attempt writes depends on the attempt, the plan and the state alone, never on who writes it or when, so a
 // dead rank's share can be taken over and a leader's successor can ask again.
@@ -88,7 +94,7 @@
 //	states         [{label, digest, tensors, bytes}], one for each coordinate, in order; digest is the D1 job root over all
 //	               tensors of the coordinate
 //	parts          [{name, rank, coordinate, size_bytes, crc64nvme, sha256}], in rank order
-//	predecessor    SHA-256 of the bytes of the commit object with the number before, "" for the first
+//	predecessor    SHA-256 of the bytes of the commit object with the number before, as it was then, "" for the first
 //	spec           the job's committed spec, any JSON; may be absent
 //
 // A stub has format, number, job, attempt, branch, step, generation, unix_ns and predecessor as the commit had them, kind

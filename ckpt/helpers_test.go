@@ -3,6 +3,7 @@
 package ckpt_test
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"math/rand/v2"
@@ -118,6 +119,24 @@ func save(t *testing.T, s ckpt.Store, a ckpt.Attempt, st *state, ranks int) (ckp
 		return ckpt.Record{}, err
 	}
 	return ckpt.Publish(t.Context(), s, publication(a, 1), refs)
+}
+
+// flip changes the first occurrence of a text in a commit object and returns what it was.
+func flip(t *testing.T, s ckpt.Store, number uint64, from, to string) []byte {
+	t.Helper()
+	key := ckpt.CommitKey("job", number)
+	before, err := s.Get(t.Context(), key, 0, -1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	after := bytes.Replace(before, []byte(from), []byte(to), 1)
+	if bytes.Equal(after, before) {
+		t.Fatalf("%s has no %q:\n%s", key, from, before)
+	}
+	if err := s.Put(t.Context(), key, ckpt.Bytes(after)); err != nil {
+		t.Fatal(err)
+	}
+	return before
 }
 
 // mustRestore reads a whole state back and compares it bit for bit, by the digest too.

@@ -53,27 +53,28 @@ type Publication struct {
 // success.
 //
 // ErrFenced, ErrIncomplete (also for a *DivergedError or *CoverageError inside) and ErrCorrupt are final for the attempt.
-// ErrConflict: not known whether it was published; call again.
+// ErrConflict: not known whether it was published; call again. A damaged commit object is passed over, see the package's
+// description.
 func Publish(ctx context.Context, s Store, p Publication, parts []PartRef) (Record, error) {
 	if err := p.validate(); err != nil {
 		return Record{}, fmt.Errorf("publish %s: %w", p.Attempt.Folder(), err)
 	}
-	newest, err := newestRecord(ctx, s, p.Attempt.Job)
+	last, err := findTip(ctx, s, p.Attempt.Job)
 	if err != nil {
 		return Record{}, fmt.Errorf("publish %s: %w", p.Attempt.Folder(), err)
 	}
-	if done, err := publishedBefore(ctx, s, p, newest); err != nil || done.Number != 0 {
+	if done, err := publishedBefore(ctx, s, p, last.newest); err != nil || done.Number != 0 {
 		return done, err
 	}
-	if err := p.mayFollow(newest); err != nil {
+	if err := p.mayFollow(last); err != nil {
 		return Record{}, err
 	}
 	commit, err := p.commit(ctx, s, parts)
 	if err != nil {
 		return Record{}, fmt.Errorf("publish %s: %w", p.Attempt.Folder(), err)
 	}
-	commit.Number = newest.Number + 1
-	commit.Predecessor = newest.SHA256
+	commit.Number = last.number + 1
+	commit.Predecessor = last.sha256
 	return create(ctx, s, p.Attempt, commit)
 }
 
@@ -93,7 +94,7 @@ func (p Publication) validate() error {
 }
 
 // publishedBefore looks for the attempt among the newest commits: a leader that lost the answer, or its successor, asks
-// again, and others may have published since.
+// again, and others may have published since. One whose commit object is damaged counts as not published.
 func publishedBefore(ctx context.Context, s Store, p Publication, newest Record) (Record, error) {
 	const lookBack = 16 // as many saves as can follow while one leader is deposed and another asks again
 	r := newest
@@ -104,11 +105,11 @@ func publishedBefore(ctx context.Context, s Store, p Publication, newest Record)
 		if r.Attempt() == p.Attempt {
 			return r, nil
 		}
-		if older(r, p) || r.Number == 1 {
+		if older(r, p) {
 			return Record{}, nil
 		}
 		var err error
-		if r, err = readRecord(ctx, s, p.Attempt.Job, r.Number-1); err != nil {
+		if r, err = readableBelow(ctx, s, p.Attempt.Job, r.Number); err != nil {
 			return Record{}, fmt.Errorf("publish %s: %w", p.Attempt.Folder(), err)
 		}
 	}
@@ -121,13 +122,15 @@ func older(r Record, p Publication) bool {
 	return g < 0 || g == 0 && r.Attempt().Step < p.Attempt.Step
 }
 
-// mayFollow says whether the publication may come after the newest commit. The rules need nothing but the store, so they
-// hold when the whole cluster is lost and when a deposed leader wakes up.
-func (p Publication) mayFollow(newest Record) error {
+// mayFollow says whether the publication may come after the newest commit that can be read. The rules need nothing but the
+// store, so they hold when the whole cluster is lost and when a deposed leader wakes up.
+func (p Publication) mayFollow(last tip) error {
+	newest := last.newest
 	fenced := func(format string, args ...any) error {
 		return &FencedError{Attempt: p.Attempt, By: newest, Why: fmt.Sprintf(format, args...)}
 	}
-	if p.Follows != nil && *p.Follows != newest.SHA256 {
+	// What a damaged object at the newest number was is not known; it may be the one that this must follow.
+	if p.Follows != nil && *p.Follows != last.sha256 && last.number == newest.Number {
 		if newest.Number == 0 {
 			return fmt.Errorf("publish %s: the store has no commit, commit %.12s… should be its newest: is this the right store? %w",
 				p.Attempt.Folder(), *p.Follows, ErrNotFound)

@@ -243,7 +243,7 @@ func TestNewestOfMany(t *testing.T) {
 	for _, n := range []int{1, 2, 3, 999, 1000, 1001, 1002, 5003} {
 		s := mem.New()
 		for i := 1; i <= n; i++ {
-			if err := s.Put(t.Context(), ckpt.CommitKey("job", uint64(i)), ckpt.Bytes(nil)); err != nil {
+			if err := s.Put(t.Context(), ckpt.CommitKey("job", uint64(i)), ckpt.Bytes([]byte(`{"format":2}`))); err != nil {
 				t.Fatal(err)
 			}
 		}

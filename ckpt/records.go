@@ -63,19 +63,11 @@ func listNumbers(ctx context.Context, s Store, job string, after uint64, limit i
 	return numbers, nil
 }
 
-// newestRecord reads the commit object or stub with the highest number. The zero Record means that there is none.
-func newestRecord(ctx context.Context, s Store, job string) (Record, error) {
-	n, err := newestNumber(ctx, s, job)
-	if err != nil || n == 0 {
-		return Record{}, err
-	}
-	return readRecord(ctx, s, job, n)
-}
-
 // Problem is what is wrong with one number.
 type Problem struct {
 	Number uint64
 	Err    error
+	Link   bool // its record can be read; it does not name the digest of the one before it, either may be the changed one
 }
 
 func (p Problem) Error() string { return fmt.Sprintf("commit %d: %v", p.Number, p.Err) }
@@ -108,12 +100,12 @@ func List(ctx context.Context, s Store, job string) ([]Record, []Problem, error)
 	var problems []Problem
 	for i, r := range all {
 		if errs[i] != nil {
-			problems = append(problems, Problem{uint64(i) + 1, errs[i]})
+			problems = append(problems, Problem{Number: uint64(i) + 1, Err: errs[i]})
 			continue
 		}
 		if i > 0 && errs[i-1] == nil {
 			if err := checkLink(all[i-1], r); err != nil {
-				problems = append(problems, Problem{r.Number, err})
+				problems = append(problems, Problem{Number: r.Number, Err: err, Link: true})
 			}
 		}
 		records = append(records, r)
@@ -132,8 +124,9 @@ func checkLink(before, r Record) error {
 // Found is what Latest found, and what it had to say on the way.
 type Found struct {
 	Record Record // a commit
-	// Problems are the newer numbers that cannot be restored, and a broken link of the chain at or above the one found. A
-	// broken link says that a commit object was changed behind the store's back; the data verify by themselves.
+	// Problems are the newer numbers that cannot be restored, a broken link of the chain at or above the one found, and the
+	// number below it when it can be read no more and could when the one found was published. A broken link says that a
+	// commit object was changed behind the store's back; the data verify by themselves.
 	Problems []Problem
 }
 
@@ -156,13 +149,13 @@ func Latest(ctx context.Context, s Store, job string) (Found, error) {
 			return f, fmt.Errorf("look for the newest checkpoint of %s: %w", job, ctx.Err())
 		}
 		if err != nil {
-			f.Problems = append(f.Problems, Problem{n, err})
+			f.Problems = append(f.Problems, Problem{Number: n, Err: err})
 			above = Record{}
 			continue
 		}
 		if above.Number != 0 {
 			if err := checkLink(r, above); err != nil {
-				f.Problems = append(f.Problems, Problem{above.Number, err})
+				f.Problems = append(f.Problems, Problem{Number: above.Number, Err: err, Link: true})
 			}
 		}
 		above = r
@@ -173,7 +166,7 @@ func Latest(ctx context.Context, s Store, job string) (Found, error) {
 			if ctx.Err() != nil {
 				return f, fmt.Errorf("look for the newest checkpoint of %s: %w", job, ctx.Err())
 			}
-			f.Problems = append(f.Problems, Problem{n, err})
+			f.Problems = append(f.Problems, Problem{Number: n, Err: err})
 			continue
 		}
 		f.Record = r
@@ -188,12 +181,17 @@ func (f *Found) checkBelow(ctx context.Context, s Store, job string) {
 	if f.Record.Number == 1 {
 		return
 	}
-	before, err := readRecord(ctx, s, job, f.Record.Number-1)
-	if err == nil {
-		err = checkLink(before, f.Record)
-	}
-	if err != nil {
-		f.Problems = append(f.Problems, Problem{f.Record.Number, err})
+	number := f.Record.Number
+	before, content, err := readNumbered(ctx, s, job, number-1)
+	switch {
+	case err == nil:
+		if err := checkLink(before, f.Record); err != nil {
+			f.Problems = append(f.Problems, Problem{Number: number, Err: err, Link: true})
+		}
+	case content != nil && sha256Hex(content) == f.Record.Predecessor():
+		// It was damaged already when this one was published after it.
+	default:
+		f.Problems = append(f.Problems, Problem{Number: number - 1, Err: err})
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 )
 
@@ -29,21 +30,27 @@ func Retain(records []Record, keep int, newestVerified uint64) []uint64 {
 	return drop
 }
 
-// Abandoned returns the attempts among the folders that can never be published any more, because the newest record fences
-// them: an older generation, or the same one at a step that is not newer. No clock is involved. It is pure.
+// Abandoned returns the attempts among the folders that can never be published any more and never were, because a record
+// fences them: an older generation, or the same one at a step that is not newer. Records are in order of numbers, as List
+// gives them; a number that is missing among them may have published anything that the record before it does not fence. No
+// clock is involved. It is pure.
 func Abandoned(records []Record, folders []Attempt) []Attempt {
-	if len(records) == 0 {
+	unbroken := 0
+	for unbroken < len(records) && records[unbroken].Number == uint64(unbroken)+1 {
+		unbroken++
+	}
+	if unbroken == 0 {
 		return nil
 	}
-	newest := records[len(records)-1].Attempt()
+	fence := records[unbroken-1].Attempt()
 	published := map[Attempt]bool{}
 	for _, r := range records {
 		published[r.Attempt()] = true
 	}
 	var gone []Attempt
 	for _, a := range folders {
-		g := a.Generation.Compare(newest.Generation)
-		if !published[a] && (g < 0 || g == 0 && a.Step <= newest.Step) {
+		g := a.Generation.Compare(fence.Generation)
+		if !published[a] && (g < 0 || g == 0 && a.Step <= fence.Step) {
 			gone = append(gone, a)
 		}
 	}
@@ -62,48 +69,89 @@ type Pruned struct {
 // stub replaces the commit object before the first byte of its data goes, so no reader ever finds a commit whose data are
 // being deleted; a crash leaves a stub with data, which the next Prune finishes. The newest record is never dropped. Only
 // the leader prunes.
+//
+// Which data a damaged commit object stands for is not known: it is kept, and so is every folder that it may name. The rest
+// is pruned all the same; then the error wraps a Problem for each number that was passed over.
 func Prune(ctx context.Context, s Store, job string, drop []uint64) (Pruned, error) {
 	var done Pruned
+	failed := func(err error) (Pruned, error) { return done, fmt.Errorf("prune %s: %w", job, err) }
 	records, problems, err := List(ctx, s, job)
 	if err != nil {
-		return done, fmt.Errorf("prune %s: %w", job, err)
+		return failed(err)
 	}
-	for _, p := range problems {
-		// Which data a damaged commit object stands for is not known, so nothing is deleted that could be them.
-		return done, fmt.Errorf("prune %s: nothing deleted: %w", job, p)
+	suspect, kept, err := suspects(problems)
+	if err != nil {
+		return failed(fmt.Errorf("nothing deleted: %w", err))
 	}
 	for _, n := range drop {
-		if n == 0 || n >= uint64(len(records)) {
-			return done, fmt.Errorf("prune %s: commit %d is not one of the %d before the newest", job, n, max(len(records)-1, 0))
-		}
-		if r := &records[n-1]; r.Commit != nil {
-			if *r, err = putStub(ctx, s, *r); err != nil {
-				return done, fmt.Errorf("prune %s: %w", job, err)
-			}
-			done.Stubbed = append(done.Stubbed, n)
+		if len(records) == 0 || n == 0 || n >= records[len(records)-1].Number {
+			return failed(fmt.Errorf("commit %d is not one of those before the newest", n))
 		}
 	}
+	var trusted []Record
 	for _, r := range records {
-		if r.Stub == nil || r.Stub.Swept {
+		if suspect[r.Number] {
+			continue
+		}
+		if r.Commit != nil && slices.Contains(drop, r.Number) {
+			if r, err = putStub(ctx, s, r); err != nil {
+				return failed(err)
+			}
+			done.Stubbed = append(done.Stubbed, r.Number)
+		}
+		trusted = append(trusted, r)
+	}
+	inUse := map[Attempt]bool{} // also when two numbers name one attempt: it was published again after damage
+	for _, r := range records {
+		if r.Commit != nil && !slices.Contains(done.Stubbed, r.Number) {
+			inUse[r.Attempt()] = true
+		}
+	}
+	for _, r := range trusted {
+		if r.Stub == nil || r.Stub.Swept || inUse[r.Attempt()] {
 			continue
 		}
 		if err := done.sweep(ctx, s, r.Attempt()); err != nil {
-			return done, fmt.Errorf("prune %s: %w", job, err)
+			return failed(err)
 		}
 		if err := markSwept(ctx, s, r); err != nil {
-			return done, fmt.Errorf("prune %s: %w", job, err)
+			return failed(err)
 		}
 	}
 	folders, err := attemptFolders(ctx, s, job)
 	if err != nil {
-		return done, fmt.Errorf("prune %s: %w", job, err)
+		return failed(err)
 	}
-	for _, a := range Abandoned(records, folders) {
+	for _, a := range Abandoned(trusted, folders) {
+		if inUse[a] {
+			continue
+		}
 		if err := done.sweep(ctx, s, a); err != nil {
-			return done, fmt.Errorf("prune %s: %w", job, err)
+			return failed(err)
 		}
 	}
+	if kept != nil {
+		return failed(fmt.Errorf("kept, with all that it may name: %w", kept))
+	}
 	return done, nil
+}
+
+// suspects are the numbers whose records may not say what was published: damaged ones, and both ends of a link that does not
+// hold. kept says so. An error that is not about the stored bytes proves nothing, and is returned.
+func suspects(problems []Problem) (numbers map[uint64]bool, kept, err error) {
+	numbers = map[uint64]bool{}
+	var all []error
+	for _, p := range problems {
+		if !isDamage(p.Err) && !errors.Is(p.Err, ErrFormat) {
+			return nil, nil, p
+		}
+		numbers[p.Number] = true
+		if p.Link {
+			numbers[p.Number-1] = true
+		}
+		all = append(all, p)
+	}
+	return numbers, errors.Join(all...), nil
 }
 
 // putStub replaces a commit object by its stub.

@@ -135,14 +135,81 @@ func TestCrashAtEveryOperationOfPrune(t *testing.T) {
 	}
 }
 
-func TestPruneDeletesNothingBesideDamage(t *testing.T) {
-	s := mem.New()
-	series(t, s, 3)
-	if err := s.Put(t.Context(), ckpt.CommitKey("job", 2), ckpt.Bytes([]byte("{}"))); err != nil {
+// stepsLeft are the steps of the folders that have objects.
+func stepsLeft(t *testing.T, s ckpt.Store) string {
+	t.Helper()
+	all, err := ckpt.ListAll(t.Context(), s, "job/step-")
+	if err != nil {
 		t.Fatal(err)
 	}
-	done, err := ckpt.Prune(t.Context(), s, "job", []uint64{1})
-	if !errors.Is(err, ckpt.ErrFormat) || done.Objects != 0 {
+	var steps []string
+	for _, o := range all {
+		if step := strings.Split(o.Key, "-")[1]; !slices.Contains(steps, step) {
+			steps = append(steps, step)
+		}
+	}
+	return strings.Join(steps, " ")
+}
+
+func TestPruneGoesOnBesideDamage(t *testing.T) {
+	for name, c := range map[string]struct {
+		number   uint64
+		from, to string // what changes in the commit object
+		left     string
+	}{
+		"not JSON":       {3, "{", "[", "3 5"},
+		"another number": {3, `"number": 3`, `"number": 7`, "3 5"},
+		// It reads well and names a folder that is not the one that it published.
+		"another attempt": {3, "-a2.3", "-a2.9", "3 4 5"},
+		"the newest":      {5, "{", "[", "4 5"},
+	} {
+		s := mem.New()
+		states := series(t, s, 5)
+		flip(t, s, c.number, c.from, c.to)
+		records, _, err := ckpt.List(t.Context(), s, "job")
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = ckpt.Prune(t.Context(), s, "job", ckpt.Retain(records, 1, 0))
+		var problem ckpt.Problem
+		if !errors.As(err, &problem) {
+			t.Fatalf("%s: the damage is not told: %v", name, err)
+		}
+		if left := stepsLeft(t, s); left != c.left {
+			t.Errorf("%s: the folders of steps %s are left, want %s: %v", name, left, c.left, err)
+		}
+		if r, err := save(t, s, attempt(6, 1, 6), states[0], 1); err != nil || r.Number != 6 {
+			t.Errorf("%s: %+v, %v", name, r, err)
+		}
+	}
+}
+
+func TestPruneStopsWhenTheStoreCannotBeRead(t *testing.T) {
+	inner := mem.New()
+	series(t, inner, 3)
+	s := mem.NewFaulty(inner, func(op mem.Op) mem.Fault {
+		if op.Verb == mem.Get && op.Key == ckpt.CommitKey("job", 2) {
+			return mem.Fault{Err: errors.New("timeout")}
+		}
+		return mem.Fault{}
+	})
+	if done, err := ckpt.Prune(t.Context(), s, "job", []uint64{1}); err == nil || done.Objects != 0 || len(done.Stubbed) != 0 {
 		t.Fatal(done, err)
 	}
+}
+
+// A checkpoint that was published again, because its commit object was damaged, and whose old object was put back.
+func TestPruneKeepsDataThatTwoNumbersName(t *testing.T) {
+	s := mem.New()
+	states := series(t, s, 1)
+	before := flip(t, s, 1, "{", "[")
+	r, err := save(t, s, attempt(1, 1, 1), states[0], 2)
+	if err != nil || r.Number != 2 {
+		t.Fatal(r, err)
+	}
+	if err := s.Put(t.Context(), ckpt.CommitKey("job", 1), ckpt.Bytes(before)); err != nil {
+		t.Fatal(err)
+	}
+	_, _ = ckpt.Prune(t.Context(), s, "job", []uint64{1}) // the broken link is its error
+	mustRestore(t, s, r.Commit, states[0])
 }

@@ -96,7 +96,7 @@ func TestErrorsSayWhatToDo(t *testing.T) {
 		hint string
 	}{
 		unix.ENOSPC: {unix.ENOSPC, "make room"},
-		unix.EDQUOT: {unix.EDQUOT, "phalanx ckpt gc"},
+		unix.EDQUOT: {unix.EDQUOT, "--keep"},
 		unix.EROFS:  {ckpt.ErrReadOnly, "mounted read-only"},
 		unix.EACCES: {ckpt.ErrReadOnly, "check owner and mode"},
 		unix.ENOENT: {ckpt.ErrNotFound, "no such file below /data"},

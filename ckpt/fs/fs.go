@@ -43,6 +43,9 @@ func New(root string) (*Store, error) {
 	}
 	s := &Store{root: root}
 	if err := os.MkdirAll(filepath.Join(root, tempDir), 0o777); err != nil {
+		if errors.Is(err, unix.ENOTDIR) {
+			return nil, fmt.Errorf("fs: open %s: %w: part of the path is a file", root, unix.ENOTDIR)
+		}
 		return nil, s.explain("open", root, err)
 	}
 	if err := s.probe(); err != nil {
@@ -62,6 +65,9 @@ func NewReadOnly(root string) (*Store, error) {
 	}
 	s := &Store{root: root, readOnly: true}
 	st, err := os.Stat(root)
+	if errors.Is(err, iofs.ErrNotExist) || errors.Is(err, unix.ENOTDIR) {
+		return nil, fmt.Errorf("fs: open %s: no such directory: %w", root, ckpt.ErrNotFound)
+	}
 	if err != nil {
 		return nil, s.explain("open", root, err)
 	}
@@ -287,7 +293,7 @@ func (s *Store) explain(verb, path string, err error) error {
 	case errors.Is(err, iofs.ErrPermission):
 		return fmt.Errorf("fs: %s %s: uid %d may not do this in %s, check owner and mode (%v): %w", verb, shown, os.Geteuid(), s.root, err, ckpt.ErrReadOnly)
 	case errors.Is(err, unix.ENOSPC), errors.Is(err, unix.EDQUOT):
-		return fmt.Errorf("fs: %s %s: no space left for %s; make room or run: phalanx ckpt gc: %w", verb, shown, s.root, err)
+		return fmt.Errorf("fs: %s %s: no space left for %s; make room, or keep fewer checkpoints (--keep): %w", verb, shown, s.root, err)
 	}
 	return fmt.Errorf("fs: %s %s: %w", verb, shown, err)
 }
