@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -67,6 +68,9 @@ func (r *reader) ask(c *cobra.Command, done string, wish func(context.Context, c
 	defer cancel()
 	err := control.ErrNobody
 	for _, l := range control.Find(r.settings.Dir) {
+		if err = answers(ctx, l); err != nil {
+			continue
+		}
 		err = wish(ctx, l)
 		var refused *control.Refused
 		if err == nil || errors.As(err, &refused) || ctx.Err() != nil {
@@ -80,5 +84,13 @@ func (r *reader) ask(c *cobra.Command, done string, wish func(context.Context, c
 		return r.printJSON(map[string]bool{"ok": true})
 	}
 	_, err = fmt.Fprintln(r.stdout, done)
+	return err
+}
+
+// answers finds out early that a daemon is stopped: it takes requests and does nothing about them.
+func answers(ctx context.Context, l control.Living) error {
+	ctx, cancel := context.WithTimeout(ctx, time.Second)
+	defer cancel()
+	_, err := control.Status(ctx, l, false)
 	return err
 }

@@ -343,6 +343,24 @@ func TestRunPassesSignalsOn(t *testing.T) {
 	p.ends(0)
 }
 
+func TestVerbsPassOverAStoppedDaemon(t *testing.T) {
+	j := newJob(t)
+	p := j.run("fake-trainer")
+	living := j.up(2)
+	kill(t, living[0].PID, syscall.SIGSTOP)
+	defer func() { _ = syscall.Kill(living[0].PID, syscall.SIGCONT) }()
+	for _, args := range [][]string{{"status"}, {"members"}} {
+		q := j.start(append(args, "--dir", j.dir)...)
+		q.ends(0)
+		q.says(&q.stdout, itoa(living[1].PID))
+	}
+	q := j.start("drain", "h/1", "--dir", j.dir)
+	q.ends(4) // the second daemon's refusal
+	kill(t, living[0].PID, syscall.SIGCONT)
+	j.tell("finish")
+	p.ends(0)
+}
+
 func TestReadingVerbsAskTheDaemon(t *testing.T) {
 	j := newJob(t)
 	p := j.run("fake-trainer")

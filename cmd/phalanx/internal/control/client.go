@@ -12,6 +12,7 @@ import (
 	"net"
 	"net/http"
 	"strings"
+	"time"
 
 	"phalanx"
 	"phalanx/node"
@@ -108,23 +109,46 @@ func call(ctx context.Context, l Living, method, path string, ask, answer any) e
 	return nil
 }
 
-// AnyStatus asks the living daemons of a directory in turn until one answers. ErrNobody: none lives.
+// patience is how long a daemon may think before the next one is asked beside it: one that is stopped takes connections and
+// never answers.
+const patience = 400 * time.Millisecond
+
+// AnyStatus asks the living daemons of a directory; the first answer counts. ErrNobody: none lives.
 func AnyStatus(ctx context.Context, dir string, explain bool) (*node.Status, error) {
-	var errs []error
-	for _, l := range Find(dir) {
-		s, err := Status(ctx, l, explain)
-		if err == nil {
-			return s, nil
-		}
-		errs = append(errs, err)
-		if ctx.Err() != nil {
-			break
-		}
-	}
-	if errs == nil {
+	living := Find(dir)
+	if len(living) == 0 {
 		return nil, ErrNobody
 	}
-	return nil, errors.Join(errs...)
+	type answer struct {
+		status *node.Status
+		err    error
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	answers := make(chan answer, len(living)) // one each: nobody waits for a reader
+	var errs []error
+	for asked := 0; ; {
+		var next <-chan time.Time
+		if asked < len(living) {
+			l := living[asked]
+			go func() { // ends with its request, by ctx at the latest
+				s, err := Status(ctx, l, explain)
+				answers <- answer{s, err}
+			}()
+			asked++
+			next = time.After(patience)
+		}
+		select {
+		case <-next:
+		case a := <-answers:
+			if a.err == nil {
+				return a.status, nil
+			}
+			if errs = append(errs, a.err); len(errs) == len(living) {
+				return nil, errors.Join(errs...)
+			}
+		}
+	}
 }
 
 // ErrNobody is returned when no daemon of the job lives on this host.
