@@ -70,14 +70,12 @@ func newCkptLatest(a *app) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			latest, err := ckpt.Latest(c.Context(), s, r.settings.Job)
-			for _, p := range latest.Problems {
-				fmt.Fprintf(a.stderr, "phalanx: checkpoint %d is passed over: %v\n", p.Number, p.Err)
-			}
+			cp, problems, err := r.pick(c.Context(), s, nil)
+			a.passedOver(cp, problems)
 			if err != nil {
-				return r.ckptError(err)
+				return err
 			}
-			f := describe(latest.Record.Commit)
+			f := describe(cp.Commit)
 			if r.asJSON {
 				return a.printJSON(f)
 			}
@@ -94,7 +92,7 @@ func (r *reader) ckptError(err error) error {
 	where := "phalanx ckpt ls --store " + r.settings.Store + " --job " + r.settings.Job
 	switch {
 	case errors.Is(err, ckpt.ErrNoCheckpoint):
-		return problem(node.CodeNotFound, "jobs are the folders of the store; see "+where, "job %s in %s: %w", r.settings.Job, r.settings.Store, err)
+		return problem(node.CodeNotFound, "jobs are the folders of the store; see "+where, "%w", err)
 	case errors.Is(err, ckpt.ErrFormat):
 		return problem(codeIncompatible, "use the release that wrote it, or a newer one", "%w", err)
 	case errors.Is(err, ckpt.ErrCorrupt):

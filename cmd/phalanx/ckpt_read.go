@@ -23,24 +23,35 @@ func cutKey(key, job string) (folder, object string, ok bool) {
 	return folder, object, ok && cut
 }
 
-// pick opens the checkpoint that an argument names: nothing or latest, a step, or a folder.
-func (r *reader) pick(ctx context.Context, s ckpt.Store, args []string) (*ckpt.Checkpoint, error) {
-	job := r.settings.Job
-	if len(args) == 0 || args[0] == "latest" {
-		cp, err := ckpt.OpenLatest(ctx, s, job)
-		if err != nil {
-			return nil, r.ckptError(err)
-		}
-		return cp, nil
+// pick opens the checkpoint that an argument names: nothing or latest, a step, or a folder. Problems are what it passed over
+// on the way to the latest.
+func (r *reader) pick(ctx context.Context, s ckpt.Store, args []string) (*ckpt.Checkpoint, []ckpt.Problem, error) {
+	if len(args) > 0 && args[0] != "latest" {
+		cp, err := r.named(ctx, s, args[0])
+		return cp, nil, err
 	}
-	name := strings.TrimPrefix(args[0], job+"/")
+	latest, err := ckpt.Latest(ctx, s, r.settings.Job)
+	if err != nil {
+		return nil, latest.Problems, r.ckptError(err)
+	}
+	cp, err := ckpt.Open(ctx, s, latest.Record.Commit)
+	if err != nil {
+		return nil, latest.Problems, r.ckptError(err)
+	}
+	return cp, latest.Problems, nil
+}
+
+// named opens the checkpoint of a step or in a folder.
+func (r *reader) named(ctx context.Context, s ckpt.Store, arg string) (*ckpt.Checkpoint, error) {
+	job := r.settings.Job
+	name := strings.TrimPrefix(arg, job+"/")
 	step, err := strconv.ParseUint(name, 10, 64)
 	byStep := err == nil
 	if _, err := ckpt.ParseAttempt(job, name); err != nil && !byStep {
-		return nil, problem(node.CodeUsage, "give latest, a step or a folder; phalanx ckpt ls lists them", "checkpoint %q", args[0])
+		return nil, problem(node.CodeUsage, "give latest, a step or a folder; phalanx ckpt ls lists them", "checkpoint %q", arg)
 	}
 	is := func(at ckpt.Attempt) bool { return byStep && uint64(at.Step) == step || at.Name() == name }
-	records, _, err := ckpt.List(ctx, s, job)
+	records, problems, err := ckpt.List(ctx, s, job)
 	if err != nil {
 		return nil, r.ckptError(err)
 	}
@@ -48,7 +59,7 @@ func (r *reader) pick(ctx context.Context, s ckpt.Store, args []string) (*ckpt.C
 		switch rec := records[i]; {
 		case !is(rec.Attempt()):
 		case rec.Commit == nil:
-			return nil, problem(node.CodeNotFound, "phalanx ckpt ls lists what is left", "checkpoint %s was removed by retention (--keep)", args[0])
+			return nil, problem(node.CodeNotFound, "phalanx ckpt ls lists what is left", "checkpoint %s was removed by retention (--keep)", arg)
 		default:
 			cp, err := ckpt.Open(ctx, s, rec.Commit)
 			if err != nil {
@@ -62,11 +73,17 @@ func (r *reader) pick(ctx context.Context, s ckpt.Store, args []string) (*ckpt.C
 		return nil, err
 	}
 	for _, at := range attempts {
-		if is(at) {
-			return nil, problem(codeUnpublished, "restore a published one; phalanx ckpt latest names it", "%s was written and not published", at.Folder())
+		if !is(at) {
+			continue
 		}
+		for _, p := range problems {
+			if !p.Link { // it may be the one that published this
+				return nil, problem(node.CodeIntegrity, "phalanx ckpt ls lists what can be read", "%s was written; whether it was published cannot be told: commit object %d is damaged: %w", at.Folder(), p.Number, p.Err)
+			}
+		}
+		return nil, problem(codeUnpublished, "restore a published one; phalanx ckpt latest names it", "%s was written and not published", at.Folder())
 	}
-	return nil, problem(node.CodeNotFound, "phalanx ckpt ls lists them", "job %s in %s has no checkpoint %s", job, r.settings.Store, args[0])
+	return nil, problem(node.CodeNotFound, "phalanx ckpt ls lists them", "job %s in %s has no checkpoint %s", job, r.settings.Store, arg)
 }
 
 // inspected is a checkpoint with its tensors in answers.
@@ -100,7 +117,8 @@ func newCkptInspect(a *app) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			cp, err := r.pick(c.Context(), s, args)
+			cp, problems, err := r.pick(c.Context(), s, args)
+			a.passedOver(cp, problems)
 			if err != nil {
 				return err
 			}
@@ -142,11 +160,18 @@ func (a *app) printInspected(v *inspected) error {
 // verified is the answer of verify.
 type verified struct {
 	found
-	OK      bool            `json:"ok"`
-	Chunks  int             `json:"chunks"`
-	Read    int64           `json:"read_bytes"`
-	Damage  []damage        `json:"damage"`
-	Tensors []damagedTensor `json:"tensors"`
+	OK       bool            `json:"ok"`
+	Chunks   int             `json:"chunks"`
+	Read     int64           `json:"read_bytes"`
+	Damage   []damage        `json:"damage"`
+	Tensors  []damagedTensor `json:"tensors"`
+	Problems []numbered      `json:"problems"` // other numbers that cannot be restored, without an argument
+}
+
+// numbered is what is wrong with a number beside the one that is verified.
+type numbered struct {
+	Number uint64 `json:"number"`
+	Error  string `json:"error"`
 }
 
 type damage struct {
@@ -174,25 +199,30 @@ func newCkptVerify(a *app) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			cp, err := r.pick(c.Context(), s, args)
-			if err != nil {
+			cp, problems, err := r.pick(c.Context(), s, args)
+			if cp == nil {
+				a.passedOver(nil, problems)
+				if len(problems) > 0 {
+					return problem(node.CodeIntegrity, "see phalanx ckpt ls --store "+r.settings.Store+" --job "+r.settings.Job, "no checkpoint can be restored and %d are damaged or incomplete: %w", len(problems), err)
+				}
 				return err
 			}
 			report, err := cp.VerifyAll(c.Context(), nil)
 			if err != nil {
 				return r.ckptError(err)
 			}
+			v := answerOf(cp, report, problems)
 			if r.asJSON {
-				if err := a.printJSON(answerOf(cp, report)); err != nil {
+				if err := a.printJSON(v); err != nil {
 					return err
 				}
-				if !report.OK() {
+				if !v.OK {
 					return exitCode(node.CodeIntegrity)
 				}
 				return nil
 			}
-			if !report.OK() {
-				return a.damaged(cp, report)
+			if !v.OK {
+				return a.damaged(cp, report, problems)
 			}
 			_, err = fmt.Fprintf(a.stdout, "step=%d folder=%s chunks=%d bytes=%d ok\n", cp.Commit.Step, describe(cp.Commit).Folder, report.Chunks, report.Bytes)
 			return err
@@ -202,8 +232,12 @@ func newCkptVerify(a *app) *cobra.Command {
 	return c
 }
 
-func answerOf(cp *ckpt.Checkpoint, report ckpt.Report) verified {
-	v := verified{found: describe(cp.Commit), OK: report.OK(), Chunks: report.Chunks, Read: report.Bytes, Damage: []damage{}, Tensors: []damagedTensor{}}
+func answerOf(cp *ckpt.Checkpoint, report ckpt.Report, problems []ckpt.Problem) verified {
+	v := verified{found: describe(cp.Commit), OK: report.OK() && len(problems) == 0, Chunks: report.Chunks, Read: report.Bytes,
+		Damage: []damage{}, Tensors: []damagedTensor{}, Problems: []numbered{}}
+	for _, p := range problems {
+		v.Problems = append(v.Problems, numbered{p.Number, p.Err.Error()})
+	}
 	for _, d := range report.Damage {
 		v.Damage = append(v.Damage, damage{d.Object, d.At, d.Length, d.Coordinate, d.Tensor, d.Err.Error()})
 	}
@@ -214,7 +248,14 @@ func answerOf(cp *ckpt.Checkpoint, report ckpt.Report) verified {
 }
 
 // damaged lists what is damaged on stdout and returns the summary as the error.
-func (a *app) damaged(cp *ckpt.Checkpoint, report ckpt.Report) error {
+func (a *app) damaged(cp *ckpt.Checkpoint, report ckpt.Report, problems []ckpt.Problem) error {
+	for _, p := range problems {
+		fmt.Fprintf(a.stdout, "damaged checkpoint %d: %v\n", p.Number, p.Err)
+	}
+	if report.OK() {
+		return problem(node.CodeIntegrity, "phalanx ckpt verify STEP checks one by itself", "%d checkpoints are damaged or incomplete; that of step %d (number %d) is the newest whole one",
+			len(problems), cp.Commit.Step, cp.Commit.Number)
+	}
 	for _, d := range report.Damage {
 		fmt.Fprintf(a.stdout, "damaged object %s: %v\n", d.Object, d)
 	}
@@ -227,4 +268,15 @@ func (a *app) damaged(cp *ckpt.Checkpoint, report ckpt.Report) error {
 	}
 	return problem(node.CodeIntegrity, "restore another one; phalanx ckpt ls lists them", "checkpoint of step %d is damaged: %d of %d chunks, %d tensors",
 		cp.Commit.Step, len(report.Damage), report.Chunks, len(report.Tensors))
+}
+
+// passedOver says on stderr what is wrong with other numbers than the one that was found, nil: none was.
+func (a *app) passedOver(cp *ckpt.Checkpoint, problems []ckpt.Problem) {
+	for _, p := range problems {
+		how := ""
+		if cp == nil || p.Number > cp.Commit.Number {
+			how = " is passed over"
+		}
+		fmt.Fprintf(a.stderr, "phalanx: checkpoint %d%s: %v\n", p.Number, how, p.Err)
+	}
 }
