@@ -109,6 +109,18 @@ func attach(s *settings.Settings, living []control.Living) error {
 
 // prepare makes everything ready for daemons to start, and finds out early what they would stumble over.
 func prepare(ctx context.Context, s *settings.Settings, haveKey bool) error {
+	inUse := holdsState(s.Dir)
+	if before, err := settings.Read(s.Dir); inUse && err == nil && before.Job != s.Job {
+		return problem(node.CodeUsage, "go on with it by --job "+before.Job+", or start in another --dir",
+			"%s holds the state of another job: job is %s, there it is %s", s.Dir, s.Job, before.Job)
+	}
+	if inUse && s.Resume != "auto" {
+		if s.Resume == "never" {
+			return problem(node.CodeUsage, "go on with it by --resume auto, or start in another --dir", "--resume never: %s holds the state of a job", s.Dir)
+		}
+		return problem(node.CodeUsage, "go on with it by --resume auto, or start in another --dir",
+			"--resume %s: %s holds the state of a job; a step counts only for a new DIR", s.Resume, s.Dir)
+	}
 	if err := s.FindAddress(haveKey); err != nil {
 		return err
 	}
@@ -121,19 +133,47 @@ func prepare(ctx context.Context, s *settings.Settings, haveKey bool) error {
 	if err != nil {
 		return problem(node.CodeFailed, "name a directory that can be written with --store", "checkpoint store %s: %w", s.Store, err)
 	}
-	if s.Resume == "never" {
-		if err := refuseState(ctx, s, store); err != nil {
-			return err
-		}
+	switch s.Resume {
+	case "auto":
+	case "never":
+		err = refuseState(ctx, s, store)
+	default:
+		err = findStep(ctx, s, store)
+	}
+	if err != nil {
+		return err
 	}
 	return s.Write()
 }
 
+// holdsState reports whether members have lived in a directory.
+func holdsState(dir string) bool {
+	entries, err := os.ReadDir(filepath.Join(dir, "members"))
+	return err == nil && len(entries) > 0
+}
+
+// findStep is --resume STEP: a published checkpoint of the step must be there. Whether it is whole is found by who restores it.
+func findStep(ctx context.Context, s *settings.Settings, store ckpt.Store) error {
+	records, problems, err := ckpt.List(ctx, store, s.Job)
+	if err != nil {
+		return fmt.Errorf("look into store %s: %w", s.Store, err)
+	}
+	step, _ := strconv.ParseUint(s.Resume, 10, 64) // Validate has parsed it
+	for _, r := range records {
+		if r.Commit != nil && uint64(r.Commit.Step) == step {
+			return nil
+		}
+	}
+	beside := ""
+	for _, p := range problems {
+		beside += fmt.Sprintf("; %v", p)
+	}
+	return problem(node.CodeNotFound, "see what there is: phalanx ckpt ls --store "+s.Store+" --job "+s.Job,
+		"--resume %s: the store %s has no published checkpoint of step %s of job %s%s", s.Resume, s.Store, s.Resume, s.Job, beside)
+}
+
 // refuseState is --resume never: nothing that exists may be mistaken for a new job's, nor be overwritten by it.
 func refuseState(ctx context.Context, s *settings.Settings, store ckpt.Store) error {
-	if entries, err := os.ReadDir(filepath.Join(s.Dir, "members")); err == nil && len(entries) > 0 {
-		return problem(node.CodeUsage, "go on with it by --resume auto, or start in another --dir", "--resume never: %s holds the state of a job", s.Dir)
-	}
 	found, err := store.List(ctx, s.Job+"/", "", 1)
 	if err != nil {
 		return fmt.Errorf("look into store %s: %w", s.Store, err)
@@ -209,6 +249,9 @@ func (a *app) report(s *settings.Settings, o node.Outcome) error {
 	}
 	if o.Code == node.CodePreempted && o.Hint == "" {
 		o.Hint = "the same command goes on from there"
+		if s.Resume != "auto" {
+			o.Hint = "the same command with --resume auto goes on from there"
+		}
 	}
 	if o.Hint == "" {
 		o.Hint = "the logs of daemons and trainers are in " + filepath.Join(s.Dir, "log")

@@ -14,6 +14,7 @@ import (
 
 	"github.com/pelletier/go-toml/v2"
 	"github.com/spf13/pflag"
+	"golang.org/x/sys/unix"
 )
 
 // FileName is the configuration file, in DIR or in the working directory.
@@ -75,7 +76,7 @@ func load(f *pflag.FlagSet, names, environ []string) error {
 		}
 		value := environ[i][len(variable)+1:]
 		if err := f.Set(name, value); err != nil {
-			return usage("see phalanx run --help", "%s=%s: %w", variable, value, err)
+			return usage("see phalanx run --help", "%s=%s: %w", variable, value, plain(err))
 		}
 		given[name] = true
 	}
@@ -103,13 +104,37 @@ func load(f *pflag.FlagSet, names, environ []string) error {
 		}
 		text, err := tomlText(values[key])
 		if err == nil {
-			err = f.Set(names[i], text)
+			err = plain(f.Set(names[i], text))
 		}
 		if err != nil {
 			return usage("see phalanx run --help", "%s: %s: %w", path, key, err)
 		}
 	}
 	return nil
+}
+
+// plain says what a value must be, without the flag's name and the parser's.
+func plain(err error) error {
+	var invalid *pflag.InvalidValueError
+	if !errors.As(err, &invalid) {
+		return err
+	}
+	switch kind := invalid.GetFlag().Value.Type(); kind {
+	case "int":
+		return fmt.Errorf("%q is no number", invalid.GetValue())
+	case "bool":
+		return fmt.Errorf("%q is neither true nor false", invalid.GetValue())
+	}
+	return invalid.Unwrap()
+}
+
+// FlagError is an error of parsing flags in the words of this program.
+func FlagError(err error) error {
+	var invalid *pflag.InvalidValueError
+	if errors.As(err, &invalid) {
+		return fmt.Errorf("--%s: %w", invalid.GetFlag().Name, plain(err))
+	}
+	return err
 }
 
 // Variable is the environment variable of a flag.
@@ -126,6 +151,9 @@ func readFile(dir string) (string, map[string]any, error) {
 		b, err := os.ReadFile(path)
 		if errors.Is(err, fs.ErrNotExist) {
 			continue
+		}
+		if errors.Is(err, unix.ENOTDIR) {
+			return path, nil, usage("name a directory with --dir; it is made when it is not there", "--dir %s: it is a file, or below one", dir)
 		}
 		if err != nil {
 			return path, nil, fmt.Errorf("read configuration: %w", err)
