@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"time"
 
@@ -328,6 +329,10 @@ func lookIntoStore(d *Daemon, groups int, s *elastic.State) elastic.StoreFact {
 		}
 		fact.Unreadable = append(fact.Unreadable, x.Number)
 	}
+	for _, number := range absent(s.Published, records) {
+		d.log.Warn("a published checkpoint is gone from the store", "commit", number)
+		fact.Unreadable = append(fact.Unreadable, number)
+	}
 	step, _ := strconv.ParseUint(d.cfg.Resume, 10, 64)
 	for i := len(records) - 1; i >= 0; i-- {
 		r := records[i]
@@ -361,6 +366,18 @@ func lookIntoStore(d *Daemon, groups int, s *elastic.State) elastic.StoreFact {
 		return fact
 	}
 	return fact
+}
+
+// absent lists the numbers that the log calls published and under which the store, which was read whole, has no checkpoint:
+// retention took it, or somebody removed it. They are as good as unreadable.
+func absent(published []elastic.Published, records []ckpt.Record) []uint64 {
+	var out []uint64
+	for _, p := range published {
+		if !slices.ContainsFunc(records, func(r ckpt.Record) bool { return r.Number == p.Commit && r.Commit != nil }) {
+			out = append(out, p.Commit)
+		}
+	}
+	return out
 }
 
 // damaged reports whether an error proves that a checkpoint cannot be restored. A store that is slow, out of reach or refuses
