@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"time"
 
 	"phalanx"
@@ -65,13 +64,6 @@ type leaseWaiter struct {
 	member phalanx.MemberID
 	conn   *downstream
 	sentNS int64
-}
-
-// timing notes when the parts of the transition under way were over.
-type timing struct {
-	seen, asked, closed, applied time.Time
-	generation                   phalanx.Generation
-	recorded                     bool
 }
 
 func (d *Daemon) leadershipChanged(leads bool, term uint64) {
@@ -194,14 +186,6 @@ func (a *arbiter) fromMember(id phalanx.MemberID, m *Message) {
 		a.d.saver.shardWritten(id, m.Shard)
 	case m.Ask != nil:
 		a.request(m.Ask, func(err string) { v.reply(a.d, &Reply{m.Ask.ID, err}) })
-	}
-}
-
-func (v *memberView) reply(d *Daemon, r *Reply) {
-	if v.conn != nil {
-		v.conn.send(&Message{Reply: r})
-	} else if v.local {
-		d.replied(r)
 	}
 }
 
@@ -392,55 +376,6 @@ func (a *arbiter) look() {
 	})
 }
 
-// activate records how long the parts took, once every member has seen the first commit, or the others for long enough.
-func (a *arbiter) activate(late bool) {
-	s := a.d.state
-	if s.Phase != elastic.Forming || a.timing.recorded || a.busy {
-		return
-	}
-	t := &a.timing
-	var formed, healed, first int64
-	some := false
-	for _, seat := range s.World.Seats {
-		f := a.members[seat.Member].first
-		if f == nil || f.Generation != s.World.Generation {
-			if late {
-				continue
-			}
-			return
-		}
-		some = true
-		formed, healed = max(formed, f.FormedNS), max(healed, f.HealedNS)
-		if first == 0 || f.StepNS < first {
-			first = f.StepNS
-		}
-	}
-	if !some {
-		return
-	}
-	t.recorded = true
-	span := func(from, to time.Time) float64 {
-		if from.IsZero() || to.IsZero() || to.Before(from) {
-			return 0
-		}
-		return to.Sub(from).Seconds()
-	}
-	at := func(ns int64) time.Time {
-		if ns == 0 {
-			return time.Time{}
-		}
-		return time.Unix(0, ns)
-	}
-	sec := elastic.Seconds{Detect: span(t.seen, t.asked), Seal: span(t.asked, t.closed), Agree: span(t.closed, t.applied), Form: span(t.applied, at(formed))}
-	from := at(formed)
-	if healed > formed {
-		sec.Heal = span(from, at(healed))
-		from = at(healed)
-	}
-	sec.FirstStep = span(from, at(first))
-	a.propose(elastic.Activate{Generation: s.World.Generation, Seconds: sec, UnixNS: time.Now().UnixNano()}, "the first step is committed")
-}
-
 // tick looks at the leader's deadlines.
 func (a *arbiter) tick(now time.Time, lateness time.Duration) {
 	if lateness > lateTick { // what was not read yet may have come in time: nobody is judged by it
@@ -474,94 +409,4 @@ func (a *arbiter) boundaryDeadline() time.Duration {
 		return a.d.cfg.Hang
 	}
 	return min(10*step+2*time.Second, max(a.d.cfg.Hang, 2*time.Second))
-}
-
-// keepVoters brings Raft's configuration closer to what the living daemons allow, one change at a time.
-func (a *arbiter) keepVoters(now time.Time) {
-	if a.voters || now.Before(a.votersAt) {
-		return
-	}
-	d := a.d
-	servers, err := d.raft.Servers()
-	if err != nil {
-		return
-	}
-	var candidates []consensus.Candidate
-	for _, v := range a.members {
-		if v.peer.Server == "" || v.peer.Watcher {
-			continue
-		}
-		// A daemon that has just died is probably being started again: its server keeps its place for a while.
-		alive := v.local || v.conn != nil || now.Sub(v.lost) < 30*time.Second
-		if m := d.state.Member(v.id); m != nil && m.Drained && m.State == elastic.Gone && !v.local {
-			alive = false // it ends and does not come back: the others need a majority without it
-		}
-		candidates = append(candidates, consensus.Candidate{ID: v.peer.Server, Addr: v.peer.Addr, Host: v.peer.Host, Alive: alive,
-			CaughtUp: v.local || v.conn != nil && d.raft.CaughtUp(v.peer.Server)})
-	}
-	slices.SortFunc(candidates, func(x, y consensus.Candidate) int {
-		px, _ := d.roster.byServer(x.ID)
-		py, _ := d.roster.byServer(y.ID)
-		return phalanx.CompareMemberIDs(px.Member, py.Member)
-	})
-	changes := consensus.PlanVoters(candidates, servers, d.raft.ServerID())
-	if len(changes) == 0 {
-		a.votersAt = now.Add(200 * time.Millisecond)
-		return
-	}
-	change := changes[0]
-	a.voters = true
-	d.ends.Go(func() {
-		ctx, cancel := context.WithTimeout(d.ctx, 3*time.Second)
-		err := d.raft.Perform(ctx, change)
-		cancel()
-		d.post(func() {
-			if d.lead != a {
-				return
-			}
-			a.voters, a.votersAt = false, time.Now().Add(20*time.Millisecond)
-			if err != nil {
-				d.log.Debug("voters not changed", "change", change.String(), "error", err)
-				a.votersAt = time.Now().Add(200 * time.Millisecond)
-			} else {
-				d.log.Info("voters changed", "change", change.String())
-			}
-		})
-	})
-}
-
-// request carries out an operator's wish.
-func (a *arbiter) request(r *Request, reply func(string)) {
-	var c elastic.Command
-	switch {
-	case r.Drain != "":
-		c = elastic.Drain{Member: r.Drain, Why: r.Why}
-	case r.Resize > 0:
-		c = elastic.Resize{Want: r.Resize}
-	case r.Stop:
-		a.stop = true
-		reply("")
-		return
-	default:
-		reply("nothing was asked for")
-		return
-	}
-	b, err := elastic.EncodeCommand(c)
-	if err != nil {
-		reply(err.Error())
-		return
-	}
-	d := a.d
-	d.ends.Go(func() {
-		ctx, cancel := context.WithTimeout(d.ctx, 5*time.Second)
-		defer cancel()
-		res, err := d.raft.Propose(ctx, b)
-		words := ""
-		if err != nil {
-			words = err.Error()
-		} else if x, refused := res.Response.(refusal); refused {
-			words = x.err.Error()
-		}
-		d.post(func() { reply(words) })
-	})
 }

@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	"phalanx/consensus"
+	"phalanx/elastic"
+	"phalanx/membership"
+)
+
+// end ends the daemon with an outcome once the trainer has left.
+func (d *Daemon) end(o Outcome) {
+	if d.outcome != nil {
+		return
+	}
+	d.outcome = &o
+	if d.plain != nil {
+		d.plain.terminate()
+	}
+	d.log.Info("ending", "code", o.Code, "reason", o.Reason)
+	var t *trainerProcess
+	if d.life != nil {
+		t = d.life.trainer // the life is the loop's own
+	}
+	wait := d.cfg.Grace
+	if wait <= 0 || o.Code != CodeOK && o.Code != CodePreempted {
+		wait = 2 * time.Second
+	}
+	d.ends.Go(func() {
+		ctx, cancel := context.WithTimeout(d.ctx, wait)
+		defer cancel()
+		for t != nil && membership.Alive(t.pid, t.start) && ctx.Err() == nil {
+			select {
+			case <-ctx.Done():
+			case <-time.After(10 * time.Millisecond): // an adopted trainer's end is not waited for by wait(2)
+			}
+		}
+		t.kill()
+		d.post(func() { d.farewell() })
+	})
+}
+
+// farewell hands leadership over and lets the last entry reach the others before the daemon's connections end.
+func (d *Daemon) farewell() {
+	others := !d.outcome.Done && d.state.Phase != elastic.Halted
+	d.ends.Go(func() {
+		ctx, cancel := context.WithTimeout(d.ctx, 5*time.Second)
+		defer cancel()
+		d.watchers.drain(ctx)
+		if others {
+			d.handOver(ctx)
+		}
+		d.post(func() {
+			if d.outcome.Done {
+				for _, n := range d.paths.Lives(d.cfg.Index) {
+					d.paths.Remove(d.cfg.Index, n)
+				}
+				_ = d.paths.memory.Remove(d.paths.Bells()) // whoever has it mapped keeps it
+			}
+			if err := writeJSON(d.paths.Outcome(d.cfg.Index), d.outcome); err != nil {
+				d.log.Error("the outcome is not written", "error", err)
+			}
+			d.ended = true
+		})
+	})
+}
+
+// handOver leaves Raft to those who go on: leadership first, then the vote. They need a majority without this daemon before
+// it goes, or two that leave at once take the quorum with them.
+func (d *Daemon) handOver(ctx context.Context) {
+	if d.raft.IsLeader() {
+		if err := d.raft.Transfer(ctx); err != nil {
+			d.log.Debug("leadership not handed over", "error", err)
+		}
+	}
+	for ctx.Err() == nil {
+		servers, err := d.raft.Servers()
+		if err != nil || !slices.ContainsFunc(servers, func(s consensus.Server) bool { return s.ID == d.raft.ServerID() && s.Voter }) {
+			return
+		}
+		select {
+		case <-ctx.Done():
+			d.log.Warn("leaves although it still votes in the log")
+		case <-time.After(20 * time.Millisecond): // nothing signals a change of the configuration
+		}
+	}
+}
+
+// endOrphans ends trainers on this host whose member the log has evicted and whose daemon is dead, if this is the lowest
+// living daemon of the host and no run is there to do it.
+func (d *Daemon) endOrphans() {
+	for _, s := range d.siblings[:d.cfg.Index] {
+		if s != nil && s.daemon {
+			return
+		}
+	}
+	for _, s := range d.siblings[:d.cfg.LocalSize] {
+		if s == nil || s.daemon || !s.trainer || s.identity.TrainerPID == 0 {
+			continue
+		}
+		m := d.state.Member(s.identity.Member)
+		if m != nil && (m.Incarnation > s.life || m.Incarnation == s.life && m.State == elastic.Gone) {
+			d.log.Info("ends an orphan trainer", "about", string(s.identity.Member), "pid", s.identity.TrainerPID)
+			(&trainerProcess{pid: s.identity.TrainerPID, start: s.identity.TrainerStart}).kill()
+		}
+	}
+}

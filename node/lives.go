@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"time"
+
+	"phalanx"
+	"phalanx/elastic"
+	"phalanx/membership"
+)
+
+// adopt takes over the page of this member's last life, or starts a new one.
+func (d *Daemon) adopt() error {
+	l, err := adoptLife(d.paths, d.cfg.Index, d.me(), 2*time.Second)
+	if err != nil {
+		return err
+	}
+	d.state = d.replica.state.Load()
+	if l == nil {
+		return d.newIncarnation()
+	}
+	d.life = l
+	if d.plain != nil {
+		l.plain = true
+		d.plain.adopt(l)
+	}
+	l.lastMove = time.Now() // how long it had been still before is not known
+	if err := l.openSlab(d.paths, d.cfg.Index, d.state.State); err != nil {
+		d.log.Debug("no slab to take over", "error", err)
+	}
+	if l.helloPID != 0 && !membership.Alive(l.helloPID, l.helloStart) {
+		d.noteTrainerDeath("it had ended when the daemon came back", time.Now())
+	}
+	l.identify(d.cfg.Index, false)
+	if v, n := l.page.ReadView(); n > 0 {
+		d.lease = v.LeaseBoottimeNS
+	}
+	l.machine = elastic.NewMachine(l.who, d.state, d.promises(l))
+	l.seen = l.readTrainer()
+	d.refreshSiblings()
+	d.setLease()
+	if l.trainer != nil {
+		if err := d.procs.Watch(l.helloPID, l.helloStart, trainerKey{l.who}); err != nil {
+			d.log.Warn("the adopted trainer is not watched", "error", err)
+		}
+	}
+	d.log.Info("took over", "incarnation", uint64(l.who.Incarnation), "trainer_pid", l.helloPID, "trainer", l.trainer != nil)
+	d.run(l.machine.Adopt(l.seen))
+	return nil
+}
+
+// promises is what a page says, and since when this start counts.
+func (d *Daemon) promises(l *life) elastic.Page {
+	p := l.promises()
+	p.Started = d.started()
+	return p
+}
+
+func (d *Daemon) started() int64 {
+	if d.cfg.Started.IsZero() {
+		return 0
+	}
+	return d.cfg.Started.UnixNano()
+}
+
+// newIncarnation begins the next life of the member: one that no entry, page or file has ever named.
+func (d *Daemon) newIncarnation() error {
+	n := d.lastIncarnation() + 1
+	if err := writeJSON(d.paths.Member(d.cfg.Index)+"/incarnation.json", n); err != nil {
+		return err
+	}
+	l, err := newLife(d.paths, d.cfg.Index, phalanx.Incarnate{Member: d.me(), Incarnation: n})
+	if err != nil {
+		return err
+	}
+	if d.life != nil {
+		d.retire(d.life)
+	}
+	d.life = l
+	l.plain = d.plain != nil
+	d.lease, d.leaseOK, d.asked = 0, false, time.Time{} // a lease belongs to one life
+	l.identify(d.cfg.Index, false)
+	l.machine = elastic.NewMachine(l.who, d.state, elastic.Page{Started: d.started()})
+	d.log.Info("new incarnation", "incarnation", uint64(n))
+	d.dirty = true
+	return nil
+}
+
+func (d *Daemon) lastIncarnation() phalanx.Incarnation {
+	var n phalanx.Incarnation
+	_ = readJSON(d.paths.Member(d.cfg.Index)+"/incarnation.json", &n) // none: the first life
+	if m := d.state.Member(d.me()); m != nil {
+		n = max(n, m.Incarnation)
+	}
+	if lives := d.paths.Lives(d.cfg.Index); len(lives) > 0 {
+		n = max(n, lives[len(lives)-1])
+	}
+	if d.life != nil {
+		n = max(n, d.life.who.Incarnation)
+	}
+	return n
+}
+
+// retire lets a life go. Its collectives have been revoked; the memory is unmapped once nobody uses it.
+func (d *Daemon) retire(l *life) {
+	l.retired.Store(true)
+	d.procs.Unwatch(trainerKey{l.who})
+	if l.trainer != nil {
+		l.trainer.kill()
+	}
+	left := d.engine.Revoke(d.state.World.Generation)
+	d.stopForming()
+	d.stopHealing()
+	healed, saver := d.healed, d.saver
+	d.ends.Go(func() {
+		<-left
+		if healed != nil {
+			<-healed
+		}
+		saver.release(l)
+		d.peers.serving.release(l)
+		d.forming.Lock() // a formation that was under way reads it
+		defer d.forming.Unlock()
+		if err := l.unmap(); err != nil {
+			d.log.Debug("unmap", "error", err)
+		}
+	})
+}
+
+// sweep removes the shared memory of lives that the log calls gone. Before, a page may hold a promise and a slab the only
+// copy of the state.
+func (d *Daemon) sweep() {
+	m := d.state.Member(d.me())
+	for _, n := range d.paths.Lives(d.cfg.Index) {
+		if d.life != nil && n >= d.life.who.Incarnation {
+			continue
+		}
+		if m != nil && (m.Incarnation > n || m.Incarnation == n && m.State == elastic.Gone) && !d.saver.needs(n) {
+			d.paths.Remove(d.cfg.Index, n)
+		}
+	}
+}
