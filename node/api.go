@@ -413,7 +413,14 @@ func (d *Daemon) memberStatus(m *elastic.Member, servers []consensus.Server) Mem
 		}
 	}
 	if s := d.siblings[max(m.Member.Index(), 0)]; s != nil && m.Member != d.me() && s.identity.Member == m.Member && s.life == m.Incarnation {
-		out.DaemonPID, out.TrainerPID = s.identity.DaemonPID, s.identity.TrainerPID
+		out.DaemonPID = s.identity.DaemonPID
+		switch {
+		case s.identity.TrainerPID == 0: // not said hello: its own daemon knows better
+		case s.trainer:
+			out.TrainerPID = s.identity.TrainerPID
+		default:
+			out.TrainerPID = 0 // the page still names the one that has ended
+		}
 	}
 	return out
 }

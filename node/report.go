@@ -27,6 +27,9 @@ func (d *Daemon) sendReport(now time.Time) {
 	if l.trainer != nil && r.TrainerPID == 0 {
 		r.TrainerPID = l.trainer.pid
 	}
+	if l.died != nil {
+		r.TrainerPID = 0 // the page still names it, and the kernel may give its number to somebody else
+	}
 	if d.state.Spec == nil && l.spec != nil {
 		r.Spec, r.State = l.spec, l.layout
 	}
