@@ -6,6 +6,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"phalanx/node"
 )
 
 // TestP1TwoVotersLeave: two daemons that vote in the log are asked to end at once. The standby takes a vote before they go,
@@ -13,7 +15,15 @@ import (
 func TestP1TwoVotersLeave(t *testing.T) {
 	j := newJob(t, 4, 200, 20*time.Millisecond)
 	j.run()
-	s := j.until("four ranks train, three of them vote", both(whole(4), at(10)))
+	s := j.until("four ranks train, three of them vote", both(whole(4), at(10), func(s *node.Status) bool {
+		voters := 0
+		for _, m := range s.Members {
+			if m.Role == "voter" {
+				voters++
+			}
+		}
+		return voters == 3
+	}))
 	left := 0
 	for _, m := range s.Members {
 		if m.Role == "voter" && m.Member != s.Leader && left < 2 {
