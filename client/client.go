@@ -16,14 +16,14 @@ import (
 
 // Client is the trainer's side of the control page. See the package for its order of calls and its threads.
 type Client struct {
-	socket string // "" when attached to memory
-	cfg    Config
-	log    *slog.Logger
-	plan   segmentPlan
-	m      Memory
-	page   *wire.Page
-	slab   *wire.Slab // nil: no staging
-	closes []func() error
+	process Process // none when attached to memory
+	cfg     Config
+	log     *slog.Logger
+	plan    segmentPlan
+	m       Memory
+	page    *wire.Page
+	slab    *wire.Slab // nil: no staging
+	closes  []func() error
 
 	// What the owner knows of itself; the page has copies for others.
 	applied    wire.Applied

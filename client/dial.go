@@ -29,12 +29,11 @@ func Dial(ctx context.Context) (*Client, error) {
 	if socket == "" {
 		return nil, fmt.Errorf("dial: %s is not set; start this command with phalanx run -- COMMAND", SocketVariable)
 	}
-	var d net.Dialer
-	conn, err := d.DialContext(ctx, "unix", socket)
+	p, err := thisProcess(socket)
 	if err != nil {
-		return nil, fmt.Errorf("dial the daemon; look at phalanx status: %w", err)
+		return nil, fmt.Errorf("dial: %w", err)
 	}
-	return &Client{socket: socket}, conn.Close()
+	return p.DialDaemon(ctx)
 }
 
 // Hello registers the trainer, maps what the daemon prepared and announces the initial state, that of step 0. It also
@@ -48,12 +47,9 @@ func (c *Client) Hello(ctx context.Context, cfg Config) error {
 	if err != nil {
 		return fmt.Errorf("hello: %w", err)
 	}
-	start, err := wire.ProcessStart(os.Getpid())
-	if err != nil {
-		return fmt.Errorf("hello: %w", err)
-	}
+	p := c.process
 	welcome, err := c.sayHello(ctx, wire.Hello{
-		PID: os.Getpid(), Start: start, ProtocolMin: wire.Protocol, ProtocolMax: wire.Protocol, Spec: cfg.Spec, State: infos,
+		PID: p.PID, Start: p.Start, ProtocolMin: wire.Protocol, ProtocolMax: wire.Protocol, Spec: cfg.Spec, State: infos,
 		SegmentBytes: planSegment(cfg).bytes, Client: "go",
 	})
 	if err != nil {
@@ -67,13 +63,15 @@ func (c *Client) Hello(ctx context.Context, cfg Config) error {
 	}
 	m, err := c.mapMemory(welcome)
 	if err == nil {
-		m.TrainerStart = start
+		m.TrainerStart, m.Alive, m.BoottimeNS = p.Start, p.Alive, p.BoottimeNS
 		err = c.attach(cfg, infos, m)
 	}
 	if err != nil {
 		return fmt.Errorf("hello: %w", errors.Join(err, c.Close()))
 	}
-	c.closes = append(c.closes, c.watchSignals())
+	if p.Signals {
+		c.closes = append(c.closes, c.watchSignals())
+	}
 	return nil
 }
 
@@ -87,11 +85,10 @@ func (c *Client) sayHello(ctx context.Context, hello wire.Hello) (wire.Welcome, 
 	if err != nil {
 		return wire.Welcome{}, fmt.Errorf("encode: %w", err)
 	}
-	var d net.Dialer
 	hc := &http.Client{Transport: &http.Transport{
 		DisableKeepAlives: true, // no socket stays open in the trainer
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-			return d.DialContext(ctx, "unix", c.socket)
+			return c.process.Dial(ctx)
 		},
 	}}
 	for {
@@ -138,25 +135,25 @@ func postHello(ctx context.Context, hc *http.Client, body []byte) (wire.Welcome,
 
 // mapMemory maps what the daemon prepared. What is mapped is ended by Close, also after an error.
 func (c *Client) mapMemory(w wire.Welcome) (Memory, error) {
-	page, err := wire.OpenPage(w.Page)
+	page, err := c.process.Memory.OpenPage(w.Page)
 	if err != nil {
 		return Memory{}, err
 	}
 	c.closes = append(c.closes, page.Unmap)
-	bells, err := wire.OpenBells(w.Bells)
+	bells, err := c.process.Memory.Bells(w.Bells)
 	if err != nil {
 		return Memory{}, err
 	}
 	c.closes = append(c.closes, bells.Unmap)
 	m := Memory{Page: page, Own: bells.Bell(page.TrainerBell()), Daemon: bells.Bell(page.DaemonBell())}
-	segment, err := wire.OpenRegion(w.Segment, true)
+	segment, err := c.process.Memory.OpenRegion(w.Segment, true)
 	if err != nil {
 		return Memory{}, err
 	}
 	c.closes = append(c.closes, segment.Unmap)
 	m.Segment = segment.Bytes()
 	if w.Slab != "" {
-		slab, err := wire.OpenRegion(w.Slab, true)
+		slab, err := c.process.Memory.OpenRegion(w.Slab, true)
 		if err != nil {
 			return Memory{}, err
 		}

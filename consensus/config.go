@@ -71,8 +71,11 @@ type Config struct {
 	OnRestore func(seq uint64)
 	Logger    *slog.Logger
 	NoSync    bool // do not fsync; for tests only
+	// OpenStore opens or makes the log store at a path; nil is a file of bbolt. An error that is not of the file system
+	// means that the store is damaged.
+	OpenStore func(path string) (LogStore, error)
 
-	wrapStore      func(logStore) logStore // tests inject disk faults here
+	wrapStore      func(LogStore) LogStore // tests inject disk faults here
 	canaryInterval time.Duration           // 5 s
 }
 

@@ -5,12 +5,17 @@ package consensus
 import (
 	"errors"
 	"fmt"
+
+	raftboltdb "github.com/hashicorp/raft-boltdb/v2"
 )
 
 var (
 	// ErrHasState is returned by Bootstrap when the server has a term, a log or a snapshot, or when an earlier store of
 	// the same directory was set aside: a second group must not be seeded beside the first. Join instead.
 	ErrHasState = errors.New("state of the job exists: join instead of bootstrapping")
+
+	// ErrKeyNotFound is what a LogStore's Get returns for a key that was never set. Raft knows it by its text.
+	ErrKeyNotFound = raftboltdb.ErrKeyNotFound
 
 	// ErrOutcomeUnknown says that a command may or may not be committed, now or later. Read the applied commands before
 	// proposing it again.

@@ -8,7 +8,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"log/slog"
 	"os"
 	"path/filepath"
 	"time"
@@ -42,33 +41,41 @@ type identity struct {
 // openStore opens or creates the log store and the identity in it. A store that does not open or does not know who it is
 // is set aside, never repaired: entries that this server acknowledged may be missing from it, so it may not vote under the
 // same name.
-func openStore(dir, job string, noSync bool, logger *slog.Logger) (logStore, identity, error) {
+func openStore(cfg *Config) (LogStore, identity, error) {
+	dir, open := cfg.Dir, cfg.OpenStore
+	if open == nil {
+		open = func(path string) (LogStore, error) { return openBolt(path, cfg.NoSync) }
+	}
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, identity{}, fmt.Errorf("create directory of the log: %w", err)
 	}
 	path := filepath.Join(dir, storeFile)
-	store, id, err := openStoreFile(path, job, noSync)
+	store, id, err := openStoreFile(open, path, cfg.JobID)
 	if err == nil || errors.Is(err, ErrLocked) || errors.Is(err, ErrOtherJob) || !errors.Is(err, errDamaged) {
 		return store, id, err
 	}
 	aside := filepath.Join(dir, asidePrefix+time.Now().UTC().Format("20060102T150405.000000000"))
-	logger.Warn("log store is damaged: set aside, this server gets a new id", "err", err, "aside", aside)
+	cfg.Logger.Warn("log store is damaged: set aside, this server gets a new id", "err", err, "aside", aside)
 	if err := os.Rename(path, aside); err != nil {
 		return nil, identity{}, fmt.Errorf("set damaged log store aside: %w", err)
 	}
-	return openStoreFile(path, job, noSync)
+	return openStoreFile(open, path, cfg.JobID)
 }
 
 var errDamaged = errors.New("damaged")
 
-func openStoreFile(path, job string, noSync bool) (logStore, identity, error) {
-	var store *raftboltdb.BoltStore
-	err := callStore(func() (err error) {
-		store, err = raftboltdb.New(raftboltdb.Options{
-			Path: path, NoSync: noSync, BoltOptions: &bbolt.Options{Timeout: lockWait},
-		})
-		return err
-	})
+// openBolt opens or makes a store in one file.
+func openBolt(path string, noSync bool) (LogStore, error) {
+	store, err := raftboltdb.New(raftboltdb.Options{Path: path, NoSync: noSync, BoltOptions: &bbolt.Options{Timeout: lockWait}})
+	if err != nil {
+		return nil, err // not a nil *BoltStore in an interface
+	}
+	return store, nil
+}
+
+func openStoreFile(open func(string) (LogStore, error), path, job string) (LogStore, identity, error) {
+	var store LogStore
+	err := callStore(func() (err error) { store, err = open(path); return err })
 	switch {
 	case errors.Is(err, bolterrors.ErrTimeout):
 		return nil, identity{}, fmt.Errorf("open %s: %w", path, ErrLocked)
@@ -85,7 +92,7 @@ func openStoreFile(path, job string, noSync bool) (logStore, identity, error) {
 	return store, id, nil
 }
 
-func loadIdentity(store *raftboltdb.BoltStore, job string) (identity, error) {
+func loadIdentity(store LogStore, job string) (identity, error) {
 	encoded, err := store.Get(keyIdentity)
 	if err == nil {
 		var id identity
@@ -97,7 +104,7 @@ func loadIdentity(store *raftboltdb.BoltStore, job string) (identity, error) {
 		}
 		return id, nil
 	}
-	if !errors.Is(err, raftboltdb.ErrKeyNotFound) {
+	if !errors.Is(err, ErrKeyNotFound) {
 		return identity{}, err
 	}
 	last, err := store.LastIndex()

@@ -63,7 +63,7 @@ func Open(cfg Config) (*Log, error) {
 		return nil, fmt.Errorf("open log: %w", err)
 	}
 	cfg.setDefaults()
-	disk, id, err := openStore(cfg.Dir, cfg.JobID, cfg.NoSync, cfg.Logger)
+	disk, id, err := openStore(&cfg)
 	if err != nil {
 		return nil, fmt.Errorf("open log: %w", err)
 	}

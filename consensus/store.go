@@ -14,8 +14,12 @@ import (
 	"github.com/hashicorp/raft"
 )
 
-// logStore is what raft writes to. The second implementation is the faulty disk of the tests.
-type logStore interface {
+// LogRecord is one entry of the log as a LogStore keeps it.
+type LogRecord = raft.Log
+
+// LogStore is what raft writes to. What it has acknowledged survives a crash. A key that Get does not find is
+// ErrKeyNotFound.
+type LogStore interface {
 	raft.LogStore
 	raft.StableStore
 	Close() error
@@ -27,8 +31,8 @@ type logStore interface {
 // Writes run on a goroutine of the guard, so that a disk that hangs does not hold up raft's loop; that goroutine is then
 // lost until the disk answers. Reads go to memory almost always (cache, page cache) and run in place.
 type guard struct {
-	inner    logStore      // the cache over disk
-	disk     logStore      // closed last
+	inner    LogStore      // the cache over disk
+	disk     LogStore      // closed last
 	deadline time.Duration // for one write
 	fail     func(error)   // called once, after opened is closed
 
@@ -51,12 +55,12 @@ type storeWrite struct {
 type cachedStore struct {
 	*raft.LogCache
 	raft.StableStore
-	disk logStore
+	disk LogStore
 }
 
 func (s cachedStore) Close() error { return s.disk.Close() }
 
-func newGuard(disk logStore, deadline time.Duration, fail func(error)) (*guard, error) {
+func newGuard(disk LogStore, deadline time.Duration, fail func(error)) (*guard, error) {
 	cache, err := raft.NewLogCache(snapshotTrailing/4, disk)
 	if err != nil {
 		return nil, err

@@ -15,14 +15,14 @@ import (
 
 // faultyDisk hangs or fails in its writes when told to.
 type faultyDisk struct {
-	logStore
+	LogStore
 	mu   sync.Mutex
 	hang chan struct{} // writes wait for its end
 	err  error
 }
 
-func (d *faultyDisk) wrap(inner logStore) logStore {
-	d.logStore = inner
+func (d *faultyDisk) wrap(inner LogStore) LogStore {
+	d.LogStore = inner
 	return d
 }
 
@@ -46,14 +46,14 @@ func (d *faultyDisk) StoreLogs(logs []*raft.Log) error {
 	if err := d.fault(); err != nil {
 		return err
 	}
-	return d.logStore.StoreLogs(logs)
+	return d.LogStore.StoreLogs(logs)
 }
 
 func (d *faultyDisk) SetUint64(key []byte, value uint64) error {
 	if err := d.fault(); err != nil {
 		return err
 	}
-	return d.logStore.SetUint64(key, value)
+	return d.LogStore.SetUint64(key, value)
 }
 
 func failure(t *testing.T, s *server) error {

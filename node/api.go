@@ -13,8 +13,6 @@ import (
 	"os"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"phalanx"
 	"phalanx/client/wire"
 	"phalanx/consensus"
@@ -27,11 +25,7 @@ const maxRequest = 16 << 20
 // serveSocket serves the trainer and the command line over the unix socket. Its file's rights say who may.
 func (d *Daemon) serveSocket() {
 	path := d.paths.Socket(d.cfg.Index)
-	_ = os.Remove(path) // of a daemon before this one; the member's lock is held
-	l, err := net.Listen("unix", path)
-	if err == nil {
-		err = os.Chmod(path, 0o600)
-	}
+	l, err := d.paths.system.ListenLocal(path)
 	if err != nil {
 		d.giveUp(fmt.Sprintf("the socket for the trainer cannot be made: %v", err))
 		return
@@ -43,7 +37,7 @@ func (d *Daemon) serveSocket() {
 	mux.HandleFunc("POST /v1/resize", d.handleResize)
 	d.readOnly(mux)
 	srv := &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second, ConnContext: func(ctx context.Context, c net.Conn) context.Context {
-		return context.WithValue(ctx, peerUID{}, uidOf(c))
+		return context.WithValue(ctx, peerUID{}, d.paths.system.PeerUID(c))
 	}}
 	d.ends.Go(func() { _ = srv.Serve(l) })
 	d.ends.Go(func() { <-d.ctx.Done(); _ = srv.Close() })
@@ -66,25 +60,6 @@ func (d *Daemon) readOnly(mux *http.ServeMux) {
 }
 
 type peerUID struct{}
-
-// uidOf is the user at the other end of a unix socket, -1 when the kernel does not tell.
-func uidOf(c net.Conn) int {
-	u, ok := c.(*net.UnixConn)
-	if !ok {
-		return -1
-	}
-	raw, err := u.SyscallConn()
-	if err != nil {
-		return -1
-	}
-	uid := -1
-	_ = raw.Control(func(fd uintptr) {
-		if cred, err := unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED); err == nil {
-			uid = int(cred.Uid)
-		}
-	})
-	return uid
-}
 
 // allowed refuses other users, whatever the socket's rights have become.
 func allowed(r *http.Request) bool {
@@ -379,7 +354,7 @@ func (d *Daemon) memberStatus(m *elastic.Member, servers []consensus.Server) Mem
 	}
 	if m.Member == d.me() {
 		server = d.raft.ServerID()
-		out.DaemonPID, _ = selfProcess()
+		out.DaemonPID, _ = d.paths.system.Self()
 		out.TrainerPID, out.Local, out.Step = d.life.helloPID, d.life.machine.State().String(), d.committed()
 		if d.life.died != nil {
 			out.TrainerPID = 0

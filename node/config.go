@@ -12,7 +12,9 @@ import (
 	"time"
 
 	"phalanx"
+	"phalanx/ckpt"
 	"phalanx/client/wire"
+	"phalanx/consensus"
 	"phalanx/elastic"
 )
 
@@ -42,8 +44,11 @@ type Config struct {
 	Command   []string
 	LocalSize int // members on this host
 	ShmDir    string
-	Memory    wire.Memory // of the host; nil is shared memory in ShmDir
-	Network   Network     // nil is the machine's
+	Memory    wire.Memory                                   // of the host; nil is shared memory in ShmDir
+	Network   Network                                       // nil is the machine's
+	System    System                                        // nil is the machine's
+	Objects   ckpt.Store                                    // nil is what Store names
+	OpenLog   func(path string) (consensus.LogStore, error) // of Raft; nil is a file of bbolt
 	Version   string
 	Started   time.Time // when phalanx run was started; a halt that is older does not end this start
 	Log       *slog.Logger

@@ -55,7 +55,7 @@ type Daemon struct {
 	identity *Identity
 	listener *Listener
 	gossip   *membership.Gossip
-	procs    *membership.ProcWatch
+	procs    ProcWatcher
 	bells    wire.BellSet
 	store    ckpt.Store
 	raft     *consensus.Log
@@ -127,7 +127,7 @@ func Run(ctx context.Context, cfg Config) (Outcome, error) {
 		return Outcome{Code: CodeUsage}, &Problem{CodeUsage, err, "see: phalanx run --help"}
 	}
 	d := &Daemon{
-		cfg: cfg, log: cfg.Log.With("member", string(cfg.Member())), paths: NewPaths(cfg.Dir, cfg.ShmDir).in(cfg.Memory),
+		cfg: cfg, log: cfg.Log.With("member", string(cfg.Member())), paths: NewPaths(cfg.Dir, cfg.ShmDir).in(cfg.Memory).on(cfg.System),
 		applied: make(chan struct{}, 1), posts: make(chan func(), 1024), rung: make(chan struct{}, 1),
 		watchers: newWatchers(), restart: RestartPolicy{Max: cfg.MaxStarts}, siblings: make([]*sibling, wire.BellLines/2),
 		state: elastic.NewState(), replica: newReplica(), mappings: map[lifeKey]mapped{}, waiting: map[uint64]chan string{},
@@ -171,9 +171,12 @@ func (d *Daemon) open() (err error) {
 	if err := d.lockMember(dir); err != nil {
 		return err
 	}
-	d.niced = unix.Setpriority(unix.PRIO_PROCESS, 0, -5) == nil
+	d.niced = d.paths.system.Prefer()
 	d.tag = d.cfg.Job + "-" + d.cfg.Key.jobTag(d.cfg.Job)
-	if d.store, err = OpenStore(d.cfg.Store); err != nil {
+	if d.store = d.cfg.Objects; d.store == nil {
+		d.store, err = OpenStore(d.cfg.Store)
+	}
+	if err != nil {
 		return &Problem{CodeFailed, err, "name a directory that can be written with --store"}
 	}
 	if d.identity, err = NewIdentity(d.cfg.Key, d.cfg.Job, d.me()); err != nil {
@@ -182,7 +185,7 @@ func (d *Daemon) open() (err error) {
 	if d.bells, err = d.paths.memory.Bells(d.paths.Bells()); err != nil {
 		return &Problem{CodeFailed, fmt.Errorf("make the bells of this host: %w", err), "check that /dev/shm can be written"}
 	}
-	if d.procs, err = membership.NewProcWatch(d.log); err != nil {
+	if d.procs, err = d.paths.system.Watch(d.log); err != nil {
 		return err
 	}
 	d.engine = host.New(d.log, host.Options{})
@@ -200,6 +203,7 @@ func (d *Daemon) open() (err error) {
 		Lease: electionLease, FastHeartbeat: electionLease,
 		OnApply:   func(consensus.Entry) { d.notifyApplied() },
 		OnRestore: func(uint64) { d.notifyApplied() },
+		OpenStore: d.cfg.OpenLog,
 	})
 	if p := keyProblem(err); p != nil {
 		return p
@@ -366,7 +370,8 @@ func (d *Daemon) addr() string {
 
 // self is what others know about this daemon.
 func (d *Daemon) self() Peer {
-	p := Peer{Incarnate: phalanx.Incarnate{Member: d.me()}, Host: d.cfg.Host, Addr: d.addr(), BootID: membership.BootID(), DaemonPID: os.Getpid()}
+	p := Peer{Incarnate: phalanx.Incarnate{Member: d.me()}, Host: d.cfg.Host, Addr: d.addr(), BootID: d.paths.system.BootID()}
+	p.DaemonPID, _ = d.paths.system.Self()
 	if s := d.server.Load(); s != nil { // Raft asks for addresses while it opens
 		p.Server = *s
 	}
@@ -417,8 +422,8 @@ func (d *Daemon) serve(dir string) {
 	d.ends.Go(func() { d.acceptStreams(d.listener.Of(ProtoStream)) })
 	d.ends.Go(func() { d.peers.accept(d.listener.Of(ProtoPeer), ProtoPeer) })
 	d.ends.Go(func() { d.peers.accept(d.listener.Of(ProtoData), ProtoData) })
-	start := DaemonFile{Incarnate: d.life.who, PID: os.Getpid(), Socket: d.paths.Socket(d.cfg.Index), Addr: d.addr()}
-	_, start.Start = selfProcess()
+	start := DaemonFile{Incarnate: d.life.who, Socket: d.paths.Socket(d.cfg.Index), Addr: d.addr()}
+	start.PID, start.Start = d.paths.system.Self()
 	if err := writeJSON(d.paths.DaemonFile(d.cfg.Index), start); err != nil {
 		d.log.Warn("others of this host will not find this daemon by its file", "error", err)
 	}

@@ -9,7 +9,6 @@ import (
 
 	"phalanx/consensus"
 	"phalanx/elastic"
-	"phalanx/membership"
 )
 
 // end ends the daemon with an outcome once the trainer has left.
@@ -33,7 +32,7 @@ func (d *Daemon) end(o Outcome) {
 	d.ends.Go(func() {
 		ctx, cancel := context.WithTimeout(d.ctx, wait)
 		defer cancel()
-		for t != nil && membership.Alive(t.pid, t.start) && ctx.Err() == nil {
+		for t != nil && t.alive() && ctx.Err() == nil {
 			select {
 			case <-ctx.Done():
 			case <-time.After(10 * time.Millisecond): // an adopted trainer's end is not waited for by wait(2)
@@ -105,7 +104,7 @@ func (d *Daemon) endOrphans() {
 		m := d.state.Member(s.identity.Member)
 		if m != nil && (m.Incarnation > s.life || m.Incarnation == s.life && m.State == elastic.Gone) {
 			d.log.Info("ends an orphan trainer", "about", string(s.identity.Member), "pid", s.identity.TrainerPID)
-			(&trainerProcess{pid: s.identity.TrainerPID, start: s.identity.TrainerStart}).kill()
+			(&trainerProcess{system: d.paths.system, pid: s.identity.TrainerPID, start: s.identity.TrainerStart}).kill()
 		}
 	}
 }

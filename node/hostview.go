@@ -3,20 +3,12 @@
 package node
 
 import (
-	"os"
-	"sync"
 	"time"
 
 	"phalanx"
 	"phalanx/client/wire"
 	"phalanx/membership"
 )
-
-// selfProcess is this daemon's pid and start time, which name it for ever within this boot.
-var selfProcess = sync.OnceValues(func() (int, uint64) {
-	start, _ := membership.StartTime(os.Getpid())
-	return os.Getpid(), start
-})
 
 // sibling is another member of this host as its page and the kernel show it. The loop owns it.
 type sibling struct {
@@ -80,7 +72,7 @@ func (d *Daemon) dropSibling(s *sibling) {
 
 // checkSibling reads who runs a sibling now and watches new processes.
 func (d *Daemon) checkSibling(s *sibling) {
-	boot0, boot1 := bootWords()
+	boot0, boot1 := bootWords(d.paths.system)
 	v, n := s.page.ReadIdentity()
 	if n == 0 || v.Boot0 != boot0 || v.Boot1 != boot1 {
 		return
@@ -91,7 +83,7 @@ func (d *Daemon) checkSibling(s *sibling) {
 		if old.DaemonPID != 0 {
 			d.procs.Unwatch(siblingKey{s.index, s.life, false, old.DaemonPID})
 		}
-		s.daemon = membership.Alive(v.DaemonPID, v.DaemonStart)
+		s.daemon = d.paths.system.Alive(v.DaemonPID, v.DaemonStart)
 		s.stopped = membership.Stopped{}
 		if err := d.procs.Watch(v.DaemonPID, v.DaemonStart, siblingKey{s.index, s.life, false, v.DaemonPID}); err != nil {
 			d.log.Debug("sibling's daemon is not watched", "member", string(v.Member), "error", err)
@@ -103,14 +95,14 @@ func (d *Daemon) checkSibling(s *sibling) {
 		}
 		s.trainer = false
 		if v.TrainerPID != 0 {
-			s.trainer = membership.Alive(v.TrainerPID, v.TrainerStart)
+			s.trainer = d.paths.system.Alive(v.TrainerPID, v.TrainerStart)
 			if err := d.procs.Watch(v.TrainerPID, v.TrainerStart, siblingKey{s.index, s.life, true, v.TrainerPID}); err != nil {
 				d.log.Debug("sibling's trainer is not watched", "member", string(v.Member), "error", err)
 			}
 		}
 	}
 	if s.daemon {
-		st, err := membership.ReadStat(v.DaemonPID)
+		st, err := d.paths.system.Stat(v.DaemonPID)
 		if err == nil && st.Start == v.DaemonStart {
 			s.stopped = s.stopped.Sample(time.Now(), st.State, st.UserTicks+st.SysTicks)
 		}

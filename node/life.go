@@ -3,11 +3,8 @@
 package node
 
 import (
-	"encoding/binary"
 	"errors"
 	"fmt"
-	"strings"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -67,7 +64,7 @@ func newLife(paths Paths, index int, who phalanx.Incarnate) (*life, error) {
 // adoptLife takes over the newest page of the member, nil when there is none of this boot. It waits for the lock that the
 // kernel frees when the daemon before this one ends.
 func adoptLife(paths Paths, index int, id phalanx.MemberID, wait time.Duration) (*life, error) {
-	boot0, boot1 := bootWords()
+	boot0, boot1 := bootWords(paths.system)
 	lives := paths.Lives(index)
 	for i := len(lives) - 1; i >= 0; i-- {
 		n := lives[i]
@@ -99,7 +96,7 @@ func adoptLife(paths Paths, index int, id phalanx.MemberID, wait time.Duration) 
 // reopen maps what the trainer of an adopted page was given.
 func (l *life) reopen(paths Paths, index int, identity wire.Identity) error {
 	l.helloPID, l.helloStart = identity.TrainerPID, identity.TrainerStart
-	alive := l.helloPID > 0 && membership.Alive(l.helloPID, l.helloStart)
+	alive := l.helloPID > 0 && paths.system.Alive(l.helloPID, l.helloStart)
 	l.posted = 0
 	for l.posted < l.page.RingHead() && l.page.Completion(l.posted+1) != wire.StatusNone {
 		l.posted++
@@ -122,7 +119,7 @@ func (l *life) reopen(paths Paths, index int, identity wire.Identity) error {
 	}
 	l.ring = int64(len(l.segment.Bytes())) - ringBytes
 	if alive {
-		l.trainer = &trainerProcess{pid: l.helloPID, start: l.helloStart}
+		l.trainer = &trainerProcess{system: paths.system, pid: l.helloPID, start: l.helloStart}
 	}
 	return nil
 }
@@ -188,10 +185,10 @@ func (l *life) serveSlot(i int) int64 { return l.ring + int64(i)*ringChunk }
 func (l *life) fillSlot(i int) int64  { return l.ring + int64(wire.ServeCount+i)*ringChunk }
 
 // identify writes who the page belongs to now.
-func (l *life) identify(index int, leaving bool) {
-	boot0, boot1 := bootWords()
+func (l *life) identify(system System, index int, leaving bool) {
+	boot0, boot1 := bootWords(system)
 	v := wire.Identity{Member: l.who.Member, Incarnation: l.who.Incarnation, Boot0: boot0, Boot1: boot1, Index: index, TrainerPID: l.helloPID, TrainerStart: l.helloStart}
-	v.DaemonPID, v.DaemonStart = selfProcess()
+	v.DaemonPID, v.DaemonStart = system.Self()
 	if l.segment != nil {
 		v.SegmentBytes = int64(len(l.segment.Bytes()))
 	}
@@ -285,15 +282,3 @@ func (l *life) unmap() error {
 	errs = append(errs, l.page.Unmap())
 	return errors.Join(errs...)
 }
-
-// bootWords is the kernel's boot id as two words.
-var bootWords = sync.OnceValues(func() (uint64, uint64) {
-	text := strings.ReplaceAll(membership.BootID(), "-", "")
-	var b [16]byte
-	for i := 0; i+1 < len(text) && i/2 < 16; i += 2 {
-		var v byte
-		_, _ = fmt.Sscanf(text[i:i+2], "%02x", &v)
-		b[i/2] = v
-	}
-	return binary.BigEndian.Uint64(b[:8]), binary.BigEndian.Uint64(b[8:])
-})

@@ -31,7 +31,7 @@ func begin(t *testing.T, p Paths, index int, who phalanx.Incarnate) *life {
 	if err != nil {
 		t.Fatal(err)
 	}
-	l.identify(index, false)
+	l.identify(kernel{}, index, false)
 	return l
 }
 
@@ -96,7 +96,7 @@ func TestAdoptTakesTheNewestLife(t *testing.T) {
 
 // A page that was made on another boot, for another member, for another life, or never used, holds no promise of this one.
 func TestAdoptIgnoresForeignPages(t *testing.T) {
-	boot0, boot1 := bootWords()
+	boot0, boot1 := bootWords(kernel{})
 	if boot0 == 0 || boot1 == 0 {
 		t.Fatal("no boot id")
 	}
@@ -164,7 +164,7 @@ func TestOutfitIsFoundAgain(t *testing.T) {
 	if err := l.outfit(p, 2, h); err != nil {
 		t.Fatal(err)
 	}
-	l.identify(2, false)
+	l.identify(kernel{}, 2, false)
 	size := int64(len(l.segment.Bytes()))
 	if d := l.digestOffset(); d < h.SegmentBytes || d+int64(len(h.State))*digestSize > l.serveSlot(0) {
 		t.Errorf("digests at %d lie on the trainer's %d bytes or on the ring at %d", d, h.SegmentBytes, l.serveSlot(0))

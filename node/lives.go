@@ -7,7 +7,6 @@ import (
 
 	"phalanx"
 	"phalanx/elastic"
-	"phalanx/membership"
 )
 
 // adopt takes over the page of this member's last life, or starts a new one.
@@ -29,10 +28,10 @@ func (d *Daemon) adopt() error {
 	if err := l.openSlab(d.paths, d.cfg.Index, d.state.State); err != nil {
 		d.log.Debug("no slab to take over", "error", err)
 	}
-	if l.helloPID != 0 && !membership.Alive(l.helloPID, l.helloStart) {
+	if l.helloPID != 0 && !d.paths.system.Alive(l.helloPID, l.helloStart) {
 		d.noteTrainerDeath("it had ended when the daemon came back", time.Now())
 	}
-	l.identify(d.cfg.Index, false)
+	l.identify(d.paths.system, d.cfg.Index, false)
 	if v, n := l.page.ReadView(); n > 0 {
 		d.lease = v.LeaseBoottimeNS
 	}
@@ -80,7 +79,7 @@ func (d *Daemon) newIncarnation() error {
 	d.life = l
 	l.plain = d.plain != nil
 	d.lease, d.leaseOK, d.asked = 0, false, time.Time{} // a lease belongs to one life
-	l.identify(d.cfg.Index, false)
+	l.identify(d.paths.system, d.cfg.Index, false)
 	l.machine = elastic.NewMachine(l.who, d.state, elastic.Page{Started: d.started()})
 	d.log.Info("new incarnation", "incarnation", uint64(n))
 	d.dirty = true

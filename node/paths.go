@@ -21,6 +21,7 @@ type Paths struct {
 	shm    string
 	place  string // names this directory's files in shared memory
 	memory wire.Memory
+	system System
 }
 
 // NewPaths names the files below dir. dir must be absolute.
@@ -32,13 +33,21 @@ func NewPaths(dir, shm string) Paths {
 		dir = real
 	}
 	sum := sha256.Sum256([]byte(dir))
-	return Paths{dir, shm, hex.EncodeToString(sum[:6]), wire.SharedMemory{}}
+	return Paths{dir, shm, hex.EncodeToString(sum[:6]), wire.SharedMemory{}, kernel{}}
 }
 
 // in returns the paths with another memory than the host's, nil for that.
 func (p Paths) in(m wire.Memory) Paths {
 	if m != nil {
 		p.memory = m
+	}
+	return p
+}
+
+// on returns the paths with another operating system than this process's, nil for that.
+func (p Paths) on(s System) Paths {
+	if s != nil {
+		p.system = s
 	}
 	return p
 }

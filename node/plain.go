@@ -195,7 +195,7 @@ func (p *plainRun) show(x *plainProcess) {
 	d, l := p.d, x.life
 	l.trainer, l.helloPID, l.helloStart = &x.trainer, x.PID, x.Start
 	l.startedAt, l.lastMove, l.stopped = x.started, time.Now(), membership.Stopped{}
-	l.identify(d.cfg.Index, false)
+	l.identify(d.paths.system, d.cfg.Index, false)
 	d.dirty = true
 }
 
@@ -291,7 +291,7 @@ func (p *plainRun) ended(x *plainProcess, how string, code int) {
 	}
 	if p.proc == x && l == d.life {
 		l.trainer, l.helloPID, l.helloStart = nil, 0, 0
-		l.identify(d.cfg.Index, false)
+		l.identify(d.paths.system, d.cfg.Index, false)
 		d.dirty = true
 	}
 	d.log.Info("trainer ended", "incarnation", uint64(l.who.Incarnation), "generation", x.Generation.String(), "how", how, "asked", !x.stopping.IsZero())
@@ -347,7 +347,7 @@ func (p *plainRun) adopt(l *life) {
 	if x.over = x.PID == 0 || x.Exit != nil; x.over {
 		return // what it means follows from the generation, once that is known
 	}
-	x.trainer = trainerProcess{pid: x.PID, start: x.Start}
+	x.trainer = trainerProcess{system: d.paths.system, pid: x.PID, start: x.Start}
 	if membership.Alive(x.PID, x.Start) {
 		p.show(x)
 	} else {
@@ -383,7 +383,7 @@ func (d *Daemon) later(f func()) { d.ends.Go(func() { d.post(f) }) }
 
 // gone waits until nothing of the process runs, at most for the given time.
 func (t *trainerProcess) gone(ctx context.Context, wait time.Duration) bool {
-	for end := time.Now().Add(wait); membership.Alive(t.pid, t.start); {
+	for end := time.Now().Add(wait); t.alive(); {
 		if ctx.Err() != nil || !time.Now().Before(end) {
 			return false
 		}

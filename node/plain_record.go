@@ -115,7 +115,7 @@ func findByToken(token string) []*trainerProcess {
 			continue
 		}
 		if start, err := membership.StartTime(pid); err == nil {
-			out = append(out, &trainerProcess{pid: pid, start: start})
+			out = append(out, &trainerProcess{system: kernel{}, pid: pid, start: start})
 		}
 	}
 	return out

@@ -8,7 +8,6 @@ import (
 	"sync"
 
 	"phalanx"
-	"phalanx/membership"
 )
 
 // roster knows where the daemons of the job are reached: what the leader tells, the files of this host, and the seeds. It is
@@ -101,7 +100,7 @@ func (r *roster) addrs(localSize int) []string {
 	}
 	for i := range localSize {
 		var f DaemonFile
-		if readJSON(r.paths.DaemonFile(i), &f) == nil && membership.Alive(f.PID, f.Start) {
+		if readJSON(r.paths.DaemonFile(i), &f) == nil && r.paths.system.Alive(f.PID, f.Start) {
 			add(f.Addr)
 		}
 	}

@@ -11,7 +11,6 @@ import (
 	"phalanx"
 	"phalanx/client/wire"
 	"phalanx/elastic"
-	"phalanx/membership"
 )
 
 // trainerKey names the own trainer in ProcWatch.
@@ -121,7 +120,7 @@ func (d *Daemon) hello(h *wire.Hello) (*wire.Welcome, *wire.Error) {
 		return nil, &wire.Error{Message: "this job runs without the step protocol", Hint: "run it without --plain", Code: wire.CodeProtocol}
 	case l == nil || l.died != nil:
 		return nil, &wire.Error{Message: "this incarnation has ended", Hint: "exit; a new trainer is started", Code: wire.CodeFenced}
-	case l.helloPID != 0 && !membership.Alive(l.helloPID, l.helloStart): // its end is about to be heard of
+	case l.helloPID != 0 && !d.paths.system.Alive(l.helloPID, l.helloStart): // its end is about to be heard of
 		return nil, &wire.Error{Message: "the trainer of this incarnation has ended", Hint: "exit; a new trainer is started", Code: wire.CodeFenced}
 	case l.helloPID != 0:
 		return nil, &wire.Error{Message: fmt.Sprintf("member %s has a trainer, pid %d", d.me(), l.helloPID), Hint: "one trainer per daemon", Code: wire.CodeBusy}
@@ -142,7 +141,7 @@ func (d *Daemon) hello(h *wire.Hello) (*wire.Welcome, *wire.Error) {
 	if err := l.outfit(d.paths, d.cfg.Index, h); err != nil {
 		return nil, &wire.Error{Message: err.Error(), Hint: "free shared memory", Code: wire.CodeNoSpace}
 	}
-	l.identify(d.cfg.Index, false)
+	l.identify(d.paths.system, d.cfg.Index, false)
 	if err := d.procs.Watch(h.PID, h.Start, trainerKey{l.who}); err != nil {
 		d.log.Warn("the trainer is not watched by pidfd", "error", err)
 	}
@@ -233,7 +232,7 @@ func (d *Daemon) watchTrainer(now time.Time) {
 		}
 		return
 	}
-	if st, err := membership.ReadStat(l.helloPID); err == nil && st.Start == l.helloStart {
+	if st, err := d.paths.system.Stat(l.helloPID); err == nil && st.Start == l.helloStart {
 		l.stopped = l.stopped.Sample(now, st.State, st.UserTicks+st.SysTicks)
 	}
 	if l.page.Preempt() != 0 {

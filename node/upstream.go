@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"phalanx"
-	"phalanx/client/wire"
 	"phalanx/elastic"
 	"phalanx/membership"
 )
@@ -329,7 +328,7 @@ func (d *Daemon) rejoinGossip() {
 func (d *Daemon) leaderLost(leader phalanx.MemberID) {
 	if leader.Host() == d.cfg.Host {
 		s := d.siblings[leader.Index()]
-		if s != nil && s.daemon && membership.Alive(s.identity.DaemonPID, s.identity.DaemonStart) {
+		if s != nil && s.daemon && d.paths.system.Alive(s.identity.DaemonPID, s.identity.DaemonStart) {
 			return
 		}
 	}
@@ -349,10 +348,10 @@ func (d *Daemon) refusedByLeader(why string) {
 
 // renewLease asks for a lease well before it runs out, and tells the machine when one begins or ends.
 func (d *Daemon) renewLease(now time.Time) {
-	if now.Sub(d.asked) >= leaseRenew || d.lease-wire.BoottimeNS() < int64(leaseLength/2) && now.Sub(d.asked) > 200*time.Millisecond {
+	if now.Sub(d.asked) >= leaseRenew || d.lease-d.paths.system.BoottimeNS() < int64(leaseLength/2) && now.Sub(d.asked) > 200*time.Millisecond {
 		if d.lead != nil || d.up != nil && d.up.connected {
 			d.asked = now
-			d.sendUp(&Message{Lease: &LeaseAsk{SentNS: wire.BoottimeNS()}})
+			d.sendUp(&Message{Lease: &LeaseAsk{SentNS: d.paths.system.BoottimeNS()}})
 		}
 	}
 	d.setLease()
@@ -360,7 +359,7 @@ func (d *Daemon) renewLease(now time.Time) {
 
 // setLease tells the machine when the lease begins or has run out.
 func (d *Daemon) setLease() {
-	ok := d.lease > wire.BoottimeNS()
+	ok := d.lease > d.paths.system.BoottimeNS()
 	if ok != d.leaseOK && d.life != nil && d.life.machine != nil {
 		d.leaseOK = ok
 		if !ok {

@@ -17,9 +17,10 @@ import (
 type Memory interface {
 	// Bells maps the bells file of the host, making it first if it is not there.
 	Bells(path string) (BellSet, error)
-	// CreatePage, AdoptPage and WatchPage are the functions of these names.
+	// CreatePage, AdoptPage, OpenPage and WatchPage are the functions of these names.
 	CreatePage(path string, daemonBell, trainerBell int) (*Page, error)
 	AdoptPage(path string) (*Page, error)
+	OpenPage(path string) (*Page, error)
 	WatchPage(path string) (*Page, error)
 	// CreateRegion and OpenRegion are the functions of these names.
 	CreateRegion(path string, size int64) (*Region, error)
@@ -55,6 +56,9 @@ func (SharedMemory) CreatePage(path string, daemonBell, trainerBell int) (*Page,
 
 // AdoptPage maps a page for its daemon.
 func (SharedMemory) AdoptPage(path string) (*Page, error) { return AdoptPage(path) }
+
+// OpenPage maps a page for its trainer.
+func (SharedMemory) OpenPage(path string) (*Page, error) { return OpenPage(path) }
 
 // WatchPage maps a page read-only.
 func (SharedMemory) WatchPage(path string) (*Page, error) { return WatchPage(path) }
@@ -188,6 +192,9 @@ func (m *HeapMemory) AdoptPage(path string) (*Page, error) {
 	}
 	return p, nil
 }
+
+// OpenPage finds a page.
+func (m *HeapMemory) OpenPage(path string) (*Page, error) { return m.WatchPage(path) }
 
 // WatchPage finds a page.
 func (m *HeapMemory) WatchPage(path string) (*Page, error) {
