@@ -27,6 +27,10 @@ const (
 	wordOut    = 4
 	// wordSeq is Op.Seq of the newest operation posted, by which a daemon that adopts the board finds its place.
 	wordSeq = 5
+	// wordEntered is the stamp of the newest operation that the member has entered, 0 once it took one back. It says who is
+	// there: wordPosted is 0 for a moment when a member that was let through a barrier posts what comes next, and who looks in
+	// that moment is rung by nobody later.
+	wordEntered = 6
 	// wordReduced counts the chunks of the member's own shard that are final in its output: progress(stamp, chunks).
 	wordReduced = 8
 	// wordLeft is the stamp of the newest operation in which the member reads nobody's memory any more.
@@ -84,7 +88,10 @@ func counted(word, stamp uint64) int {
 }
 
 // clear takes the operation back: from now on whoever reads the member's memory for it will notice.
-func (b board) clear() { b.store(wordPosted, 0) }
+func (b board) clear() {
+	b.store(wordEntered, 0)
+	b.store(wordPosted, 0)
+}
 
 // reset makes the board that of a new generation, without operations.
 func (b board) reset() {
@@ -119,9 +126,10 @@ func (b board) adopted(gen phalanx.Generation) mark {
 // reading, and what it has reduced counts.
 func (b board) post(stamp, sig uint64, op *Op) {
 	if r, ok := b.read(stamp); ok && r == (record{sig, op.InOffset, op.InStride, op.OutOffset}) {
+		b.store(wordEntered, stamp) // the last store of an entry that was cut off
 		return
 	}
-	b.clear()
+	b.store(wordPosted, 0)
 	b.store(wordSeq, op.Seq)
 	b.store(wordSig, sig)
 	b.store(wordIn, uint64(op.InOffset))
@@ -129,6 +137,7 @@ func (b board) post(stamp, sig uint64, op *Op) {
 	b.store(wordOut, uint64(op.OutOffset))
 	b.store(wordReduced, progress(stamp, 0))
 	b.store(wordPosted, stamp)
+	b.store(wordEntered, stamp)
 }
 
 // record is what a member posted.

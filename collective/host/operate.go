@@ -73,12 +73,19 @@ func (w *worker) enter(op *Op) {
 			p.link.send(&frame{header: h})
 		}
 	}
+	if !w.someoneFollows() {
+		w.ringLocals()
+	}
+}
+
+// someoneFollows reports whether a member of this host has not entered the operation yet: it will look after us, and ring.
+func (w *worker) someoneFollows() bool {
 	for _, l := range w.locals {
-		if !reached(l.board.load(wordPosted), w.stamp) {
-			return
+		if !reached(l.board.load(wordEntered), w.stamp) {
+			return true
 		}
 	}
-	w.ringLocals()
+	return false
 }
 
 func (w *worker) entered() (state, error) {
@@ -98,7 +105,7 @@ func (w *worker) notEntered() (ranks []phalanx.Rank) {
 		case m.self:
 			in = true
 		case m.local != nil:
-			in = reached(m.local.board.load(wordPosted), w.stamp)
+			in = reached(m.local.board.load(wordEntered), w.stamp)
 		default:
 			// A peer can be one operation ahead, where its own check has found our signature to be equal.
 			in = m.peer.posted[w.seq%2].seq == w.seq || m.peer.posted[(w.seq+1)%2].seq == w.seq+1
@@ -122,7 +129,7 @@ func (w *worker) agree(op *Op, root int) error {
 			rec, ok := m.local.board.read(w.stamp)
 			if !ok {
 				// Only a barrier lets a member go ahead before we have left, and only after it found our signature equal.
-				if op.Kind == Barrier && reached(m.local.board.load(wordPosted), w.stamp) {
+				if op.Kind == Barrier && reached(m.local.board.load(wordEntered), w.stamp) {
 					continue
 				}
 				return w.gone(m)
