@@ -37,6 +37,7 @@ func (s *State) Apply(c Command) (*State, error) {
 		refused.Seq++
 		return &refused, fmt.Errorf("apply %s in phase %s: %w", c.kind(), s.Phase, err)
 	}
+	t.forget()
 	return t, nil
 }
 
@@ -175,7 +176,7 @@ func (s *State) gone(e Eviction) error {
 	if m == nil || m.Incarnation != e.Incarnation || m.State == Gone {
 		return fmt.Errorf("evict %s: %w", e.Incarnate, ErrMember)
 	}
-	m.State, m.Why, m.Coordinate = Gone, e.Evidence.String(), -1
+	m.State, m.Why, m.Coordinate, m.Went = Gone, e.Evidence.String(), -1, s.Seq
 	return nil
 }
 
@@ -220,7 +221,7 @@ func (s *State) rewind(c Rewind) error {
 	if err := s.seat(c.FormGeneration, c.Branch, true); err != nil {
 		return err
 	}
-	s.Rewinds = append(s.Rewinds, RewindRecord{c.World.Generation, c.Branch, c.Floor.Step, c.Source.Kind, c.Cause})
+	s.recordRewind(RewindRecord{c.World.Generation, c.Branch, c.Floor.Step, c.Source.Kind, c.Cause})
 	return nil
 }
 
@@ -293,12 +294,12 @@ func (s *State) moveMembers(old phalanx.World) {
 			// It alone possesses a coordinate: it leaves when the others stand. Nobody heals in a halted world, which may need it
 			// to go on, so there the drain is void.
 			if s.Phase == Halted && m.Quarantine {
-				m.leave()
+				m.leave(s.Seq)
 			} else if s.Phase == Halted {
 				m.State, m.Drained = Spare, false
 			}
 		case m.State == Draining:
-			m.leave()
+			m.leave(s.Seq)
 		case old.Has(m.Incarnate):
 			m.State = Spare // a leftover of a broken group keeps its coordinate and shard
 		}
@@ -311,11 +312,11 @@ func (s *State) donates(id phalanx.MemberID) bool {
 	return !s.Activated && s.Source.Kind == FromLive && slices.Contains(s.Source.Holders, id)
 }
 
-// leave ends a drain.
-func (m *Member) leave() {
-	m.State, m.Coordinate = Gone, -1
+// leave ends a drain by the entry seq.
+func (m *Member) leave(seq uint64) {
+	m.State, m.Coordinate, m.Went = Gone, -1, seq
 	if m.Quarantine {
-		m.State = Quarantined
+		m.State, m.Went = Quarantined, 0
 	}
 }
 
@@ -371,7 +372,7 @@ func (s *State) activate(c Activate) error {
 	s.Phase, s.Activated = Running, true
 	for i := range s.Members {
 		if m := &s.Members[i]; m.State == Draining && !s.World.Has(m.Incarnate) {
-			m.leave() // a step was committed: everybody has healed
+			m.leave(s.Seq) // a step was committed: everybody has healed
 		}
 	}
 	if n := len(s.Transitions); n > 0 && s.Transitions[n-1].Generation == c.Generation {
@@ -411,7 +412,7 @@ func (s *State) mark(id phalanx.MemberID, to MemberState, why string) error {
 	case m.State != Gone && (s.World.Has(m.Incarnate) || s.Phase == Forming && s.donates(m.Member)):
 		to = Draining // only the next generation takes it out of the world, and the end of its heals out of service
 	case to == Draining:
-		to, m.Coordinate = Gone, -1
+		to, m.Coordinate, m.Went = Gone, -1, s.Seq
 	case m.State == Gone:
 		to = Gone // its next life is admitted into quarantine
 	}
@@ -426,7 +427,7 @@ func (s *State) lift(c Lift) error {
 	}
 	m.Quarantine = false
 	if m.State == Quarantined {
-		m.State, m.Why = Gone, c.Why // its next incarnation is admitted like any other
+		m.State, m.Why, m.Went = Gone, c.Why, s.Seq // its next incarnation is admitted like any other
 	}
 	return nil
 }

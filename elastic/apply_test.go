@@ -152,7 +152,7 @@ func TestLineage(t *testing.T) {
 		t.Errorf("publish an older commit: %v", err)
 	}
 	s = do(t, s, publish(kept, 3), rewind(s, kept))
-	if len(s.Rewinds) != 2 || s.Branch != 2 {
+	if len(s.Rewinds) != 1 || s.Rewinds[0].Branch != 2 || s.Branch != 2 {
 		t.Errorf("branch %d, rewinds %+v", s.Branch, s.Rewinds)
 	}
 }

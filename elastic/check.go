@@ -164,12 +164,15 @@ func checkHistory(s *State) (errs []error) {
 		wrong("%d transitions, the last one is not to the current generation", n)
 	}
 	for i, r := range s.Rewinds {
-		if i > 0 && (!s.Rewinds[i-1].Generation.Less(r.Generation) || s.Rewinds[i-1].Branch >= r.Branch) {
-			wrong("rewind to branch %d in %s after branch %d in %s", r.Branch, r.Generation, s.Rewinds[i-1].Branch, s.Rewinds[i-1].Generation)
+		if i == 0 {
+			continue
+		}
+		if old := s.Rewinds[i-1]; !old.Generation.Less(r.Generation) || old.Branch >= r.Branch || old.Source >= r.Source {
+			wrong("rewind to branch %d at step %d in %s after branch %d at step %d in %s", r.Branch, r.Source, r.Generation, old.Branch, old.Source, old.Generation)
 		}
 	}
-	if n := len(s.Rewinds); s.Branch != n {
-		wrong("branch %d after %d rewinds", s.Branch, n)
+	if n := len(s.Rewinds); n > MaxRewinds || n == 0 && s.Branch != 0 || n > 0 && s.Rewinds[n-1].Branch != s.Branch {
+		wrong("branch %d, and the records of %d rewinds do not end with it", s.Branch, n)
 	}
 	for i, p := range s.Published {
 		if i > 0 && s.Published[i-1].Commit >= p.Commit {
@@ -199,9 +202,14 @@ func CheckStep(before, after *State) error {
 		wrong("generation %s after %s", after.World.Generation, before.World.Generation)
 	}
 	formed := before.World.Generation.Less(after.World.Generation)
-	rewound := len(after.Rewinds) > len(before.Rewinds)
-	if rewound && !formed || after.Branch != before.Branch && !rewound {
+	rewound := after.Branch > before.Branch
+	if rewound && !formed || after.Branch < before.Branch {
 		wrong("branch %d after %d without a rewind of its own generation", after.Branch, before.Branch)
+	}
+	for _, r := range before.Rewinds {
+		if corner := r.corner(); r.abandons(corner) && after.OfLineage(corner) {
+			wrong("%s was abandoned and is of the lineage again", corner)
+		}
 	}
 	if !rewound && after.Floor.Step < before.Floor.Step {
 		wrong("the floor fell from %d to %d", before.Floor.Step, after.Floor.Step)
@@ -219,8 +227,9 @@ func CheckStep(before, after *State) error {
 	for _, old := range before.Members {
 		m := after.Member(old.Member)
 		switch {
-		case m == nil:
+		case m == nil && (old.State != Gone || old.Quarantine || len(after.Members) < MinGone):
 			wrong("%s is forgotten", old.Incarnate)
+		case m == nil:
 		case m.Incarnation < old.Incarnation:
 			wrong("%s came back after %s", m.Incarnate, old.Incarnate)
 		case m.Incarnation == old.Incarnation && old.State == Gone && m.State != Gone:
@@ -237,5 +246,14 @@ func CheckStep(before, after *State) error {
 
 // resumed reports whether after looks like before once the job was started again: nothing but the halt has changed.
 func resumed(before, after *State) bool {
-	return after.World.Generation == before.World.Generation && after.Kill == nil && len(after.Rewinds) == len(before.Rewinds)
+	return after.World.Generation == before.World.Generation && after.Kill == nil && after.Branch == before.Branch
+}
+
+// corner is the newest generation and the lowest step that r abandons: who refuses it refuses all that r does.
+func (r RewindRecord) corner() phalanx.Label {
+	l := phalanx.Label{Step: r.Source + 1, Generation: r.Generation}
+	if l.Generation.Number > 0 {
+		l.Generation.Number--
+	}
+	return l
 }

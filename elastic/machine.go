@@ -26,6 +26,7 @@ type Machine struct {
 	leaving phalanx.Generation // sealed; the answer waits for the workers of this generation
 	told    WriteCommit        // newest commit told
 	first   phalanx.Generation // newest generation whose first commit was reported
+	met     bool               // this life was read in the log
 	seat    SeatAction
 	sat     bool // seat was written in this generation
 	ended   bool
@@ -44,7 +45,7 @@ type Page struct {
 
 // NewMachine returns the machine of a member's life that has read s and finds p on its page; a new life finds a zero page.
 func NewMachine(me phalanx.Incarnate, s *State, p Page) *Machine {
-	return &Machine{me: me, log: s, sealed: p.Sealed, vote: p.Vote, refused: p.Refused, told: p.Told, started: p.Started, votes: make([]Vote, s.World.Size())}
+	return &Machine{me: me, log: s, sealed: p.Sealed, vote: p.Vote, refused: p.Refused, told: p.Told, started: p.Started, met: s.names(me), votes: make([]Vote, s.World.Size())}
 }
 
 // State is the machine's own state.
@@ -113,7 +114,7 @@ func (m *Machine) read(s *State) []Action {
 		return nil
 	}
 	old := m.log
-	m.log = s
+	m.log, m.met = s, m.met || s.names(m.me)
 	if s.Phase == Finished || s.ended() && s.Halt.UnixNS >= m.started {
 		m.ended = true
 		why := "the job is done"
@@ -131,15 +132,25 @@ func (m *Machine) read(s *State) []Action {
 	return m.enter([]Action{StopHealing{s.World.Generation}, Abort{old.World.Generation}})
 }
 
-// alive reports whether the log still knows this life, or does not know it yet.
+// alive reports whether the log still knows this life, or does not know it yet. One that it knew and does not name any more
+// went long ago: it was read here, or sealed or voted in a generation that is read by now, as only members are asked to.
 func (m *Machine) alive() bool {
 	x := m.log.Member(m.me.Member)
-	return x == nil || x.Incarnation < m.me.Incarnation || x.Incarnation == m.me.Incarnation && x.State != Gone
+	if x == nil {
+		promised := m.vote.Generation
+		if promised.Less(m.sealed) {
+			promised = m.sealed
+		}
+		return !m.met && (promised.IsZero() || m.log.World.Generation.Less(promised))
+	}
+	return x.Incarnation < m.me.Incarnation || x.Incarnation == m.me.Incarnation && x.State != Gone
 }
 
 func (m *Machine) fence() []Action {
 	why := "a newer incarnation is known"
-	if x := m.log.Member(m.me.Member); x != nil && x.Incarnation == m.me.Incarnation {
+	if x := m.log.Member(m.me.Member); x == nil {
+		why = "it went so long ago that the log has forgotten it"
+	} else if x.Incarnation == m.me.Incarnation {
 		why = x.Why
 	}
 	m.ended, m.state = true, LocalIdle

@@ -14,6 +14,12 @@ const FormatVersion = 1
 // MaxTransitions bounds the history kept in the state.
 const MaxTransitions = 256
 
+// MaxRewinds bounds the rewinds that the state names. See Rewound for what makes room.
+const MaxRewinds = 128
+
+// MinGone is how many members that are gone the state names at least; it names as many as live, if those are more.
+const MinGone = 256
+
 // MaxPublished bounds the published checkpoints that the state names; older ones are found in the store.
 const MaxPublished = 64
 
@@ -33,8 +39,8 @@ type State struct {
 	Floor        Floor                `json:"floor"`
 	Source       Source               `json:"source"` // where those who do not stand at the floor read it
 	Activated    bool                 `json:"activated"`
-	Members      []Member             `json:"members"` // by CompareMemberIDs
-	Rewinds      []RewindRecord       `json:"rewinds,omitempty"`
+	Members      []Member             `json:"members"`             // by CompareMemberIDs
+	Rewinds      []RewindRecord       `json:"rewinds,omitempty"`   // oldest first: both generation and source only rise
 	Published    []Published          `json:"published,omitempty"` // oldest first
 	Kill         *Kill                `json:"kill,omitempty"`
 	Transitions  []Transition         `json:"transitions,omitempty"`
@@ -101,6 +107,7 @@ type Member struct {
 	Why        string      `json:"why,omitempty"`
 	Quarantine bool        `json:"quarantine,omitempty"` // of the member, through all its lives, until lifted
 	Drained    bool        `json:"drained,omitempty"`    // this life was asked to leave: once gone, its daemon starts no other
+	Went       uint64      `json:"went,omitempty"`       // Seq of the entry by which it went, while it is gone
 }
 
 // RewindRecord names a branch of the lineage: everything above Source that was made before Generation is abandoned.
@@ -208,6 +215,12 @@ func (s *State) Living(i phalanx.Incarnate) bool {
 	return m != nil && m.Incarnation == i.Incarnation && m.State != Gone
 }
 
+// names reports whether exactly this life of a member is known, gone or not.
+func (s *State) names(i phalanx.Incarnate) bool {
+	m := s.Member(i.Member)
+	return m != nil && m.Incarnation == i.Incarnation
+}
+
 // GroupSize is the committed group size, 1 before the spec is.
 func (s *State) GroupSize() int {
 	if s.Spec == nil || s.Spec.GroupSize < 1 {
@@ -249,16 +262,6 @@ func (s *State) clone() *State {
 	t.Published = slices.Clone(s.Published)
 	t.Transitions = slices.Clone(s.Transitions)
 	return &t
-}
-
-// OfLineage reports whether a state with this label may be continued: no rewind after its generation went below its step.
-func (s *State) OfLineage(l phalanx.Label) bool {
-	for _, r := range s.Rewinds {
-		if l.Generation.Less(r.Generation) && l.Step > r.Source {
-			return false
-		}
-	}
-	return true
 }
 
 // NewestPublished returns the newest published checkpoint of the lineage, nil when there is none.
