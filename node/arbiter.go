@@ -142,10 +142,7 @@ func (a *arbiter) tellRoster() {
 			v.conn.send(&Message{Roster: all})
 		}
 	}
-	if err := a.d.roster.save(); err != nil {
-		a.d.log.Warn("the roster is not kept for a restart", "error", err)
-	}
-	a.d.rejoinGossip()
+	a.d.keepRoster()
 }
 
 func (a *arbiter) disconnect(s *downstream, at time.Time) {

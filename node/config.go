@@ -34,6 +34,7 @@ type Config struct {
 	Bootstrap bool // may found the job's group when no state exists and nobody answers
 	SaveEvery Interval
 	Keep      int
+	KeepLogs  int    // lives of the member whose output is kept; 0: all
 	Resume    string // auto, never or a step
 	MaxStarts int    // starts of the trainer without a committed step since the last one
 	Hang      time.Duration

@@ -105,6 +105,7 @@ type Daemon struct {
 	ticked     time.Time // newest tick
 	rotating   bool
 	rotated    time.Time              // when the size of the output was looked at
+	forgot     time.Time              // when strangers were last forgotten
 	view       atomic.Pointer[Status] // for readers outside of the loop
 	niced      bool
 	peers      *peerLinks

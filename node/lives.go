@@ -81,6 +81,9 @@ func (d *Daemon) newIncarnation() error {
 	d.lease, d.leaseOK, d.asked = 0, false, time.Time{} // a lease belongs to one life
 	l.identify(d.paths.system, d.cfg.Index, false)
 	l.machine = elastic.NewMachine(l.who, d.state, elastic.Page{Started: d.started()})
+	if err := pruneLogs(d.paths, d.me(), d.cfg.KeepLogs); err != nil {
+		d.log.Warn("output of old lives is kept", "error", err)
+	}
 	d.log.Info("new incarnation", "incarnation", uint64(n))
 	d.dirty = true
 	return nil

@@ -237,7 +237,8 @@ func (d *Daemon) tick(now time.Time, lateness time.Duration) {
 		}
 	}
 	d.watchTrainer(now)
-	d.rotateLog(now)
+	d.rotateLogs(now)
+	d.forget(now)
 	if d.plain != nil {
 		d.plain.tick(now)
 	}

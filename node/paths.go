@@ -75,6 +75,11 @@ func (p Paths) TrainerLog(i phalanx.Incarnate) string {
 	return filepath.Join(p.Dir, "log", fmt.Sprintf("%s.%d.log", i.Member.FileName(), i.Incarnation))
 }
 
+// DaemonLog is the output of the daemons of a member.
+func (p Paths) DaemonLog(id phalanx.MemberID) string {
+	return filepath.Join(p.Dir, "log", "daemon."+id.FileName()+".log")
+}
+
 // Bells is the bells file of this host's members.
 func (p Paths) Bells() string { return filepath.Join(p.shm, "phalanx."+p.place+".bells") }
 

@@ -3,6 +3,7 @@
 package node
 
 import (
+	"cmp"
 	"path/filepath"
 	"slices"
 	"sync"
@@ -19,10 +20,12 @@ type roster struct {
 
 	mu    sync.Mutex
 	peers map[phalanx.MemberID]Peer
+	news  map[phalanx.MemberID]uint64 // when the words about each were news, in pieces of news
+	count uint64
 }
 
 func newRoster(paths Paths, seeds []string, self func() Peer) *roster {
-	r := &roster{paths: paths, seeds: seeds, self: self, peers: map[phalanx.MemberID]Peer{}}
+	r := &roster{paths: paths, seeds: seeds, self: self, peers: map[phalanx.MemberID]Peer{}, news: map[phalanx.MemberID]uint64{}}
 	var saved []Peer
 	if readJSON(filepath.Join(paths.Dir, "roster.json"), &saved) == nil {
 		r.learn(saved)
@@ -43,10 +46,32 @@ func (r *roster) learn(peers []Peer) (changed bool) {
 			continue
 		}
 		if !known || old != p {
-			r.peers[p.Member], changed = p, true
+			r.count++
+			r.peers[p.Member], r.news[p.Member], changed = p, r.count, true
 		}
 	}
 	return changed
+}
+
+// forget drops the peers that need not be kept, beyond room of them: those first of whom nothing new was heard for longest.
+func (r *roster) forget(room int, keep func(Peer) bool) (changed bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	var strangers []phalanx.MemberID
+	for id, p := range r.peers {
+		if !keep(p) {
+			strangers = append(strangers, id)
+		}
+	}
+	if len(strangers) <= room {
+		return false
+	}
+	slices.SortFunc(strangers, func(a, b phalanx.MemberID) int { return cmp.Compare(r.news[a], r.news[b]) })
+	for _, id := range strangers[:len(strangers)-room] {
+		delete(r.peers, id)
+		delete(r.news, id)
+	}
+	return true
 }
 
 // save keeps the roster for a restart of the whole job.

@@ -10,8 +10,9 @@ import (
 	"time"
 )
 
-// A trainer's output is kept in two files of this size at most. The trainer has the first one open for appending and must
-// not notice, so it is copied and truncated; what is printed between the two is lost, a few lines in 64 MiB.
+// What a trainer prints, and what the daemons of a member do, is kept in two files of this size at most. The writer has the
+// first one open for appending and must not notice, so it is copied and truncated; what is printed between the two is lost,
+// a few lines in 64 MiB.
 const (
 	rotateBytes = 64 << 20
 	rotateEvery = 10 * time.Second
@@ -51,19 +52,19 @@ func rotate(path string, limit int64) error {
 	return os.Truncate(path, 0)
 }
 
-// rotateLog looks at the size of the trainer's output now and then, beside the loop.
-func (d *Daemon) rotateLog(now time.Time) {
+// rotateLogs looks at the size of the trainer's output and of the daemon's own now and then, beside the loop.
+func (d *Daemon) rotateLogs(now time.Time) {
 	if d.life == nil || d.rotating || now.Sub(d.rotated) < rotateEvery {
 		return
 	}
 	d.rotating, d.rotated = true, now
-	path := d.paths.TrainerLog(d.life.who)
+	trainer, daemon := d.paths.TrainerLog(d.life.who), d.paths.DaemonLog(d.me())
 	d.ends.Go(func() {
-		err := rotate(path, rotateBytes)
+		err := errors.Join(rotate(trainer, rotateBytes), rotate(daemon, rotateBytes))
 		d.post(func() {
 			d.rotating = false
 			if err != nil {
-				d.log.Warn("the trainer's output is not rotated", "error", err)
+				d.log.Warn("output is not rotated", "error", err)
 			}
 		})
 	})

@@ -302,10 +302,7 @@ func (d *Daemon) fromLeader(m *Message) {
 		d.saver.asked(m.Save)
 	case m.Roster != nil:
 		if d.roster.learn(m.Roster) {
-			if err := d.roster.save(); err != nil {
-				d.log.Warn("the roster is not kept for a restart", "error", err)
-			}
-			d.rejoinGossip()
+			d.keepRoster()
 		}
 	case m.Reply != nil:
 		d.replied(m.Reply)

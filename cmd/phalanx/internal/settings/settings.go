@@ -41,6 +41,7 @@ type Settings struct {
 	KeyFile      string   `json:"key_file,omitempty"` // "" is DIR/key or the environment
 	SaveEvery    Interval `json:"save_every"`
 	Keep         int      `json:"keep"`
+	KeepLogs     int      `json:"keep_logs"`
 	Resume       string   `json:"resume"`
 	MaxRestarts  int      `json:"max_restarts"`
 	HangTimeout  Duration `json:"hang_timeout"`
@@ -55,7 +56,7 @@ type Settings struct {
 func Default() *Settings {
 	return &Settings{
 		Nproc: 1, MinHosts: 1, MaxHosts: 1,
-		SaveEvery: Interval{Every: 10 * time.Minute}, Keep: 3, Resume: "auto", MaxRestarts: 3,
+		SaveEvery: Interval{Every: 10 * time.Minute}, Keep: 3, KeepLogs: 16, Resume: "auto", MaxRestarts: 3,
 		HangTimeout: Duration(10 * time.Minute), StartTimeout: Duration(10 * time.Minute), Grace: Duration(30 * time.Second),
 	}
 }
@@ -149,6 +150,8 @@ func (s *Settings) Validate() error {
 		return usage("give 0 or more", "--spares %d", s.Spares)
 	case s.Keep < 1:
 		return usage("keep at least one checkpoint", "--keep %d", s.Keep)
+	case s.KeepLogs < 0:
+		return usage("give 0 to keep all", "--keep-logs %d", s.KeepLogs)
 	case s.MaxRestarts < 0:
 		return usage("give 0 or more", "--max-restarts %d", s.MaxRestarts)
 	case s.HangTimeout <= 0 || s.StartTimeout <= 0 || s.Grace <= 0:
@@ -185,13 +188,13 @@ func (s *Settings) Write() error {
 	return nil
 }
 
-// Read reads DIR/run.json.
+// Read reads DIR/run.json. What an older release did not write has its default.
 func Read(dir string) (*Settings, error) {
 	b, err := os.ReadFile(File(dir))
 	if err != nil {
 		return nil, fmt.Errorf("read settings: %w", err)
 	}
-	s := new(Settings)
+	s := Default()
 	if err := json.Unmarshal(b, s); err != nil {
 		return nil, fmt.Errorf("read settings %s: %w", File(dir), err)
 	}

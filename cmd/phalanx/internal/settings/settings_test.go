@@ -3,6 +3,7 @@
 package settings
 
 import (
+	"bytes"
 	"errors"
 	"os"
 	"path/filepath"
@@ -156,6 +157,30 @@ func TestWriteReadDiff(t *testing.T) {
 	got.Command, got.Keep = []string{"train"}, 9
 	if d := s.Diff(got); d != `keep is 3, running with 9; command is train "a b", running is train` {
 		t.Errorf("got %q", d)
+	}
+}
+
+// A run of this release attaches to what an older one started: a setting that it did not have is no difference.
+func TestOlderSettings(t *testing.T) {
+	s := Default()
+	s.Dir, s.Host, s.Command = t.TempDir(), "h", []string{"train"}
+	if err := errors.Join(s.Complete(), s.Write()); err != nil {
+		t.Fatal(err)
+	}
+	b, err := os.ReadFile(File(s.Dir))
+	if err != nil {
+		t.Fatal(err)
+	}
+	older := bytes.Replace(b, []byte(`"keep_logs"`), []byte(`"unknown"`), 1)
+	if bytes.Equal(older, b) {
+		t.Fatal("the setting is not written")
+	}
+	if err := os.WriteFile(File(s.Dir), older, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	got, err := Read(s.Dir)
+	if err != nil || s.Diff(got) != "" || got.KeepLogs != s.KeepLogs {
+		t.Errorf("read %+v, %v; differs: %s", got, err, s.Diff(got))
 	}
 }
 

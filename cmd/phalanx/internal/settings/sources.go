@@ -35,6 +35,7 @@ func (s *Settings) Flags(f *pflag.FlagSet) {
 	f.StringVar(&s.KeyFile, "key-file", s.KeyFile, "read the job key from `F` (else PHALANX_KEY, else DIR/key on one host)")
 	f.Var(&s.SaveEvery, "save-every", "save every so many steps, or every so often; the last step is always saved")
 	f.IntVar(&s.Keep, "keep", s.Keep, "keep the `N` newest checkpoints")
+	f.IntVar(&s.KeepLogs, "keep-logs", s.KeepLogs, "keep what the `N` newest lives of each member printed; 0: all")
 	f.StringVar(&s.Resume, "resume", s.Resume, "`auto|never|STEP`: from the newest checkpoint; refuse what holds state; from that step")
 	f.IntVar(&s.MaxRestarts, "max-restarts", s.MaxRestarts, "`N` starts of a member without a committed step since the last one")
 	f.Var(&s.HangTimeout, "hang-timeout", "a step may take that long until 100 steps are measured")

@@ -30,7 +30,7 @@ func FailurePath(dir string, index int) string {
 
 // DaemonLog is the output of the daemons of a member.
 func DaemonLog(dir string, m phalanx.MemberID) string {
-	return filepath.Join(dir, "log", "daemon."+m.FileName()+".log")
+	return node.NewPaths(dir, "").DaemonLog(m)
 }
 
 // WriteFile replaces a small JSON file as a whole and makes it durable: an outcome must not be lost with the power.

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -85,6 +86,15 @@ func (f *follower) names() []string {
 		if f.files[e.Name()] == nil {
 			f.files[e.Name()] = &followed{prefix: string(phalanx.NewMemberID(f.host, int(index))) + " | "}
 		}
+	}
+	if len(f.files) > len(lives) { // files of old lives were removed
+		maps.DeleteFunc(f.files, func(name string, t *followed) bool {
+			gone := !slices.ContainsFunc(lives, func(l life) bool { return l.name == name })
+			if gone && len(t.partial) > 0 {
+				f.print(t.prefix, t.partial)
+			}
+			return gone
+		})
 	}
 	slices.SortFunc(lives, func(a, b life) int {
 		if a.index != b.index {

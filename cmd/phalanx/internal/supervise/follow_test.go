@@ -57,6 +57,16 @@ func TestFollow(t *testing.T) {
 	appendTo(t, at("h.x.0.1.log"), "rotated\nlast")
 	f.scan()
 	want("h.x/0 | rotated\n")
+	appendTo(t, at("h.x.1.12.log"), "its end")
+	f.scan()
+	if err := os.Remove(at("h.x.1.12.log")); err != nil {
+		t.Fatal(err)
+	}
+	f.scan()
+	want("h.x/1 | its end\n")
+	if len(f.files) != 1 {
+		t.Errorf("%d files are followed, one is removed", len(f.files))
+	}
 	f.finish()
 	want("h.x/0 | last\n")
 	f.finish()
