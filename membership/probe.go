@@ -153,15 +153,7 @@ func onSocket(conn net.Conn, do func(fd int) error) error {
 	// Wrappers nest at most a few deep; the bound keeps a cyclic one from holding us.
 	for range 4 {
 		if tcp, ok := conn.(*net.TCPConn); ok {
-			raw, err := tcp.SyscallConn()
-			if err != nil {
-				return err
-			}
-			var inner error
-			if err := raw.Control(func(fd uintptr) { inner = do(int(fd)) }); err != nil {
-				return err
-			}
-			return inner
+			return onRaw(tcp, do)
 		}
 		wrapper, ok := conn.(interface{ NetConn() net.Conn })
 		if !ok {

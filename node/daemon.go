@@ -435,6 +435,7 @@ func (d *Daemon) startGossip() error {
 	if err != nil {
 		return err
 	}
+	d.listener.mark(udp, ProtoGossip)
 	transport := membership.NewTransport(udp, d.listener.Of(ProtoGossip), membership.StreamDialerFunc(func(ctx context.Context, addr string) (net.Conn, error) {
 		return d.listener.Dial(ctx, addr, ProtoGossip)
 	}), d.log)

@@ -75,6 +75,7 @@ func (l *Listener) Dial(ctx context.Context, addr, protocol string) (*tls.Conn, 
 	if err != nil {
 		return nil, fmt.Errorf("dial %s for %s: %w", addr, protocol, err)
 	}
+	l.mark(c, protocol)
 	t := tls.Client(c, cfg)
 	if err := t.HandshakeContext(ctx); err != nil {
 		c.Close()
@@ -125,11 +126,13 @@ func (l *Listener) handshake(c net.Conn) {
 		c.Close()
 		return
 	}
-	q := l.queues[t.ConnectionState().NegotiatedProtocol]
+	protocol := t.ConnectionState().NegotiatedProtocol
+	q := l.queues[protocol]
 	if q == nil {
 		t.Close()
 		return
 	}
+	l.mark(c, protocol)
 	select {
 	case q.conns <- t:
 	case <-l.stop:

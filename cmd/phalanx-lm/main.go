@@ -38,6 +38,7 @@ type options struct {
 	floor     time.Duration
 	every     uint64
 	alone     bool
+	record    string
 	faults    faults
 }
 
@@ -55,6 +56,7 @@ func parse(args []string, stdout, stderr io.Writer) (*options, error) {
 	f.DurationVar(&o.floor, "step-floor", 0, "let the compute of each step take at least `DURATION`")
 	f.Uint64Var(&o.every, "log-every", 50, "print a line step=N loss=X every `N` steps; the loss is the mean over this trainer's slots")
 	f.BoolVar(&o.alone, "alone", false, "train in this one process, without a daemon; gives the same final digest")
+	f.StringVar(&o.record, "record", "", "for tests: append to `FILE` a line for each step applied, with its generation and digests")
 	f.Var(&o.faults.dieAt, "fault-die-at", "for tests: kill itself when about to compute `STEP:SLOT`")
 	f.Uint64Var((*uint64)(&o.faults.exit0At), "fault-exit0-at", 0, "for tests: exit 0 when `STEP` begins, as if done")
 	f.BoolVar(&o.faults.crashAtStart, "fault-crash-at-start", false, "for tests: exit 1 at once")
@@ -137,8 +139,11 @@ func train(ctx context.Context, j *job, o *options, stdout, stderr io.Writer) (i
 	if err != nil {
 		return exitFailed, err
 	}
+	if j.record, err = openRecord(o.record); err != nil {
+		return exitUsage, errors.Join(err, s.close())
+	}
 	err = newTrainer(j, s, stdout).run(ctx)
-	err = errors.Join(err, s.close())
+	err = errors.Join(err, s.close(), j.record.close())
 	switch {
 	case err == nil:
 		return exitDone, nil

@@ -40,6 +40,7 @@ func TestUsage(t *testing.T) {
 		"argument":          {[]string{"--alone", "train"}, `unexpected argument "train"`},
 		"bad poison":        {[]string{"--alone", "--fault-die-at", "7"}, "STEP:SLOT"},
 		"no daemon":         {[]string{"--data", "testdata/corpus"}, "PHALANX_SOCKET is not set"},
+		"no record":         {small("--record", "testdata/none/record"), "--record"},
 		"no data":           {[]string{"--alone", "--data", "testdata/none"}, "testdata/none"},
 		"too little data":   {[]string{"--alone", "--data", "testdata/corpus", "--data-limit", "32"}, "one sample needs 33"},
 	} {
@@ -62,8 +63,8 @@ func TestHelpNamesTheFaultsAsTests(t *testing.T) {
 	if code := run([]string{"--help"}, &stdout, &stderr); code != exitDone || stderr.Len() > 0 {
 		t.Errorf("exit %d, stderr %q", code, &stderr)
 	}
-	if got := strings.Count(stdout.String(), "for tests: "); got != 5 {
-		t.Errorf("%d faults are documented:\n%s", got, &stdout)
+	if got := strings.Count(stdout.String(), "for tests: "); got != 6 {
+		t.Errorf("%d flags for tests are documented:\n%s", got, &stdout)
 	}
 }
 

@@ -55,7 +55,7 @@ func (r *remote) begin(ctx context.Context) (turn, error) {
 	if err != nil {
 		return turn{}, translate(err)
 	}
-	return turn{step: b.Step, slots: b.Slots}, nil
+	return turn{step: b.Step, slots: b.Slots, generation: b.Generation}, nil
 }
 
 func (r *remote) working(step phalanx.Step, slot phalanx.Slot) { r.client.Working(step, slot) }

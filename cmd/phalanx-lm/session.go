@@ -13,8 +13,9 @@ import (
 
 // turn is what the trainer is told at the beginning of a step.
 type turn struct {
-	step  phalanx.Step
-	slots phalanx.SlotRange // to compute
+	step       phalanx.Step
+	slots      phalanx.SlotRange  // to compute
+	generation phalanx.Generation // the step is voted for in it; zero alone
 }
 
 // vote says that the trainer holds the whole reduced gradient of the step, and how long it took to get there.

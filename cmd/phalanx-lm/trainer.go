@@ -23,6 +23,7 @@ type job struct {
 	floor     time.Duration // the least time that the compute of a step takes
 	every     phalanx.Step  // steps between two lines of output
 	faults    faults
+	record    *record
 }
 
 // newJob fills in what the spec says about data and settings.
@@ -57,11 +58,12 @@ type trainer struct {
 // held is the gradient that the trainer voted for last. It is applied when its step is committed, at once or, when others
 // heard of it first, later and in another world. The session owns the numbers.
 type held struct {
-	step     phalanx.Step
-	gradient []float32
-	digest   phalanx.Digest
-	stats    kernels.Stats
-	loss     float64 // mean over this trainer's slots
+	step       phalanx.Step
+	generation phalanx.Generation
+	gradient   []float32
+	digest     phalanx.Digest
+	stats      kernels.Stats
+	loss       float64 // mean over this trainer's slots
 }
 
 func newTrainer(j *job, s session, out io.Writer) *trainer {
@@ -119,7 +121,7 @@ func (t *trainer) step(ctx context.Context, b turn) error {
 	}
 	reduced := time.Now()
 	digest, stats := t.digest(b.step, gradient)
-	t.held = held{b.step, gradient, digest, stats, loss}
+	t.held = held{b.step, b.generation, gradient, digest, stats, loss}
 	committed, err := t.session.vote(ctx, vote{
 		digest: digest, compute: computed.Sub(begun), reduce: reduced.Sub(computed), digesting: time.Since(reduced),
 	})
@@ -163,6 +165,11 @@ func (t *trainer) apply(step phalanx.Step) error {
 	}
 	if err := t.optimizer.Apply(t.state, step, h.gradient, h.stats); err != nil {
 		return err
+	}
+	if t.record != nil {
+		if err := t.record.applied(step, h.generation, h.digest, t.state.Digest()); err != nil {
+			return err
+		}
 	}
 	if step%t.every == 0 {
 		fmt.Fprintf(t.out, "step=%d loss=%.4f\n", step, h.loss)
