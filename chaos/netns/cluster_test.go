@@ -3,7 +3,6 @@
 package netns_test
 
 import (
-	"encoding/json"
 	"fmt"
 	"os"
 	"os/exec"
@@ -23,33 +22,46 @@ import (
 )
 
 const (
-	steps = 150
 	// floor makes a step long enough that everything a test does comes before the last one, and that a busy machine does not
 	// take much longer.
 	floor = 100 * time.Millisecond
 	port  = 7700
 	// patience is for one wait, on a machine that is busy with other things too.
-	patience = 30 * time.Second
+	patience = 40 * time.Second
 	pollTime = 100 * time.Millisecond
 )
 
 // alone is the digest of a run without daemons, without a network and without disturbance.
-var alone = sync.OnceValues(func() (string, error) {
-	out, err := exec.Command(filepath.Join(bin, "phalanx-lm"), "--alone", "--steps", strconv.Itoa(steps), "--data", data).CombinedOutput()
-	m := regexp.MustCompile(`(?m)^final step=\d+ digest=([0-9a-f]{32})$`).FindSubmatch(out)
-	if err != nil || m == nil {
-		return "", fmt.Errorf("phalanx-lm --alone: %w\n%s", err, out)
+func alone(t *testing.T, steps int) string {
+	t.Helper()
+	once, _ := oracles.LoadOrStore(steps, sync.OnceValues(func() (string, error) {
+		out, err := exec.Command(filepath.Join(bin, "phalanx-lm"), "--alone", "--steps", strconv.Itoa(steps), "--data", data).CombinedOutput()
+		m := regexp.MustCompile(`(?m)^final step=\d+ digest=([0-9a-f]{32})$`).FindSubmatch(out)
+		if err != nil || m == nil {
+			return "", fmt.Errorf("phalanx-lm --alone: %w\n%s", err, out)
+		}
+		return string(m[1]), nil
+	}))
+	digest, err := once.(func() (string, error))()
+	if err != nil {
+		t.Fatal(err)
 	}
-	return string(m[1]), nil
-})
+	return digest
+}
 
-// cluster is a job over two hosts, a and b, with two members each. a founds it and b joins it.
+var oracles sync.Map
+
+// cluster is a job over several hosts. The first one founds it and the others join it.
 type cluster struct {
-	t    *testing.T
-	a, b *netns.Host
-	dir  string // of the test; each host has its own below
-	key  string // file
-	runs []*run
+	t     *testing.T
+	net   *netns.Net
+	hosts []*netns.Host
+	nproc int // members on each host
+	steps int
+	dir   string // of the test; each host has its own below
+	key   string // file
+	runs  []*run
+	watch *watch
 }
 
 // run is one call of phalanx run.
@@ -60,14 +72,18 @@ type run struct {
 	ended chan struct{} // closed when it has ended
 }
 
-func newCluster(t *testing.T) *cluster {
+// newCluster makes hosts. Tests over namespaces run beside each other: mostly they wait.
+func newCluster(t *testing.T, nproc, steps int, names ...string) *cluster {
 	t.Helper()
-	n, err := netns.New("a", "b")
+	t.Parallel()
+	n, err := netns.New(names...)
 	if err != nil {
-		t.Fatalf("two hosts: %v (PHALANX_NETNS=off leaves this test out)", err)
+		t.Fatalf("%d hosts: %v (PHALANX_NETNS=off leaves this test out)", len(names), err)
 	}
-	c := &cluster{t: t, a: n.Hosts[0], b: n.Hosts[1], dir: t.TempDir()}
+	c := &cluster{t: t, net: n, hosts: slices.Clone(n.Hosts), nproc: nproc, steps: steps, dir: t.TempDir()}
+	c.watch = newWatch(c)
 	t.Cleanup(func() {
+		c.watch.end()
 		if err := n.Close(); err != nil {
 			t.Errorf("remove the hosts: %v", err)
 		}
@@ -95,30 +111,40 @@ func (c *cluster) newKey(name string) string {
 	return path
 }
 
-// found starts the members of host a.
-func (c *cluster) found() *run {
+// begin starts all hosts and waits until they train together.
+func (c *cluster) begin() *node.Status {
 	c.t.Helper()
-	return c.run(c.a, "--key-file", c.key, "--bind", fmt.Sprintf("%s:%d", c.a.Addr, port))
+	for _, h := range c.hosts {
+		c.start(h)
+	}
+	return c.whole(5)
 }
 
-// join starts those of host b. It is the same command each time.
-func (c *cluster) join() *run {
+// start starts the members of a host. It is the same command each time.
+func (c *cluster) start(h *netns.Host) *run {
 	c.t.Helper()
-	return c.run(c.b, "--key-file", c.key, "--bind", c.b.Addr.String(), "--join", c.address())
+	if h == c.hosts[0] {
+		return c.run(h, "--key-file", c.key, "--bind", fmt.Sprintf("%s:%d", h.Addr, port))
+	}
+	return c.run(h, "--key-file", c.key, "--bind", h.Addr.String(), "--join", c.address())
 }
 
 // address is where others join.
-func (c *cluster) address() string { return fmt.Sprintf("%s:%d", c.a.Addr, port) }
+func (c *cluster) address() string { return fmt.Sprintf("%s:%d", c.hosts[0].Addr, port) }
 
 func (c *cluster) home(h *netns.Host) string { return filepath.Join(c.dir, "host-"+h.Name) }
+
+// recorded is the file in which the trainers of a host note the steps that they apply.
+func (c *cluster) recorded(h *netns.Host) string { return filepath.Join(c.dir, "applied-"+h.Name) }
 
 func (c *cluster) run(h *netns.Host, flags ...string) *run {
 	c.t.Helper()
 	base := filepath.Join(c.dir, fmt.Sprintf("run%d-%s", len(c.runs), h.Name))
 	r := &run{out: base + ".out", errs: base + ".err", ended: make(chan struct{})}
-	args := append([]string{"run", "--job", "two", "--dir", c.home(h), "--host", h.Name, "--nproc", "2", "--nnodes", "1:2",
-		"--store", filepath.Join(c.dir, "store"), "--save-every", "50"}, flags...)
-	args = append(args, "--", filepath.Join(bin, "phalanx-lm"), "--steps", strconv.Itoa(steps), "--step-floor", floor.String(), "--data", data)
+	args := append([]string{"run", "--job", "two", "--dir", c.home(h), "--host", h.Name, "--nproc", strconv.Itoa(c.nproc),
+		"--nnodes", fmt.Sprintf("1:%d", len(c.hosts)), "--store", filepath.Join(c.dir, "store"), "--save-every", "50"}, flags...)
+	args = append(args, "--", filepath.Join(bin, "phalanx-lm"), "--steps", strconv.Itoa(c.steps), "--step-floor", floor.String(),
+		"--data", data, "--record", c.recorded(h))
 	r.cmd = h.Command(filepath.Join(bin, "phalanx"), args...)
 	out, err := os.Create(r.out)
 	if err != nil {
@@ -158,39 +184,40 @@ func (c *cluster) end(r *run, within time.Duration) int {
 // done waits for the good end of a run and checks its result.
 func (c *cluster) done(r *run) {
 	c.t.Helper()
-	if code := c.end(r, patience+2*steps*floor); code != 0 {
+	if code := c.end(r, patience+2*time.Duration(c.steps)*floor); code != 0 {
 		c.t.Fatalf("%s ended with code %d", filepath.Base(r.errs), code)
 	}
-	want, err := alone()
-	if err != nil {
-		c.t.Fatal(err)
-	}
 	lines := strings.Split(strings.TrimSpace(content(r.out)), "\n")
-	last := lines[len(lines)-1]
-	if !strings.HasPrefix(last, fmt.Sprintf("phalanx: done step=%d ", steps)) || !strings.HasSuffix(last, " digest="+want) {
+	last, want := lines[len(lines)-1], alone(c.t, c.steps)
+	if !strings.HasPrefix(last, fmt.Sprintf("phalanx: done step=%d ", c.steps)) || !strings.HasSuffix(last, " digest="+want) {
 		c.t.Errorf("the last line of %s is %q, want the digest %s", filepath.Base(r.out), last, want)
 	}
 }
 
-// status asks the daemons of one host.
-func (c *cluster) status(h *netns.Host) (*node.Status, error) {
-	out, err := exec.Command(filepath.Join(bin, "phalanx"), "status", "--dir", c.home(h), "--explain", "--json").Output()
-	if err != nil {
-		return nil, err
+// finish waits for the good end of the given runs, all of them without an argument, and judges all that was seen and recorded.
+func (c *cluster) finish(runs ...*run) {
+	c.t.Helper()
+	if len(runs) == 0 {
+		runs = c.runs
 	}
-	s := new(node.Status)
-	if err := json.Unmarshal(out, s); err != nil {
-		return nil, fmt.Errorf("status: %w", err)
+	for _, r := range runs {
+		c.done(r)
 	}
-	return s, nil
+	c.watch.end()
+	c.watch.judge()
 }
 
 // until asks a host until the answer is as wanted.
 func (c *cluster) until(h *netns.Host, what string, ok func(*node.Status) bool) *node.Status {
 	c.t.Helper()
+	return c.within(patience, h, what, ok)
+}
+
+func (c *cluster) within(limit time.Duration, h *netns.Host, what string, ok func(*node.Status) bool) *node.Status {
+	c.t.Helper()
 	var last *node.Status
-	for end := time.Now().Add(patience); time.Now().Before(end); time.Sleep(pollTime) {
-		s, err := c.status(h)
+	for end := time.Now().Add(limit); time.Now().Before(end); time.Sleep(pollTime) {
+		s, err := c.watch.ask(h)
 		if err != nil {
 			continue // no daemon listens yet
 		}
@@ -200,17 +227,18 @@ func (c *cluster) until(h *netns.Host, what string, ok func(*node.Status) bool) 
 	}
 	seen := "no daemon answered"
 	if last != nil {
-		seen = fmt.Sprintf("generation %d, phase %s, step %d of %d, world %v, leader %s, members %+v", last.Generation, last.Phase, last.Step, last.LastStep, last.World, last.Leader, last.Members)
+		seen = fmt.Sprintf("generation %d, phase %s, step %d of %d, world %v, leader %s, fresh %v, members %+v", last.Generation, last.Phase, last.Step, last.LastStep, last.World, last.Leader, last.Fresh, last.Members)
 	}
-	c.t.Fatalf("host %s: not seen within %s: %s; seen: %s", h.Name, patience, what, seen)
+	c.t.Fatalf("host %s: not seen within %s: %s; seen: %s", h.Name, limit, what, seen)
 	return nil
 }
 
-// whole waits until all four members train beyond a step.
+// whole waits until the members of all hosts train beyond a step.
 func (c *cluster) whole(beyond phalanx.Step) *node.Status {
 	c.t.Helper()
-	return c.until(c.a, fmt.Sprintf("four members train beyond step %d", beyond), func(s *node.Status) bool {
-		return s.Fresh && s.Phase == "running" && len(s.World) == 4 && s.Step > beyond && !slices.ContainsFunc(s.Members, func(m node.MemberStatus) bool { return m.TrainerPID <= 0 || m.DaemonPID <= 0 })
+	n := c.nproc * len(c.hosts)
+	return c.until(c.hosts[0], fmt.Sprintf("%d members train beyond step %d", n, beyond), func(s *node.Status) bool {
+		return s.Fresh && s.Phase == "running" && len(s.World) == n && s.Step > beyond && !slices.ContainsFunc(s.Members, func(m node.MemberStatus) bool { return m.TrainerPID <= 0 || m.DaemonPID <= 0 })
 	})
 }
 
@@ -223,7 +251,32 @@ func member(s *node.Status, id phalanx.MemberID) node.MemberStatus {
 	return node.MemberStatus{}
 }
 
-// survived checks that trainers live on: nothing was achieved by starting them again.
+// members are the ids of the members of some hosts.
+func (c *cluster) members(hosts ...*netns.Host) []phalanx.MemberID {
+	var out []phalanx.MemberID
+	for _, h := range hosts {
+		for i := range c.nproc {
+			out = append(out, phalanx.NewMemberID(h.Name, i))
+		}
+	}
+	return out
+}
+
+// host is the one of a member.
+func (c *cluster) host(id phalanx.MemberID) *netns.Host {
+	i := slices.IndexFunc(c.hosts, func(h *netns.Host) bool { return h.Name == id.Host() })
+	if i < 0 {
+		c.t.Fatalf("no host of %q", id)
+	}
+	return c.hosts[i]
+}
+
+// others are all hosts but the given ones.
+func (c *cluster) others(than ...*netns.Host) []*netns.Host {
+	return slices.DeleteFunc(slices.Clone(c.hosts), func(h *netns.Host) bool { return slices.Contains(than, h) })
+}
+
+// survived checks that daemons and trainers live on: nothing was achieved by starting them again.
 func (c *cluster) survived(before, after *node.Status, members ...phalanx.MemberID) {
 	c.t.Helper()
 	for _, id := range members {
@@ -233,18 +286,51 @@ func (c *cluster) survived(before, after *node.Status, members ...phalanx.Member
 	}
 }
 
-// history checks that no change of the world cost more than a step, or went back to a checkpoint.
-func (c *cluster) history() {
+// voters waits until the hosts have so many voters each.
+func (c *cluster) voters(counts ...int) {
 	c.t.Helper()
-	s, err := c.status(c.a)
+	c.until(c.hosts[0], fmt.Sprintf("%v voters on the hosts", counts), func(s *node.Status) bool {
+		for i, h := range c.hosts {
+			n := 0
+			for _, m := range s.Members {
+				if m.Host == h.Name && m.Role == "voter" {
+					n++
+				}
+			}
+			if n != counts[i] {
+				return false
+			}
+		}
+		return true
+	})
+}
+
+func (c *cluster) kill(pid int) {
+	c.t.Helper()
+	if pid <= 1 {
+		c.t.Fatalf("kill pid %d", pid)
+	}
+	c.watch.killing(pid)
+	c.must(syscall.Kill(pid, syscall.SIGKILL))
+}
+
+// reboot lets a host fall: its processes and its memory are gone.
+func (c *cluster) reboot(h *netns.Host) {
+	c.t.Helper()
+	c.watch.rebooting(h)
+	c.must(h.Reboot())
+}
+
+// filter replaces the filters of the network.
+func (c *cluster) filter(filters ...netns.Filter) {
+	c.t.Helper()
+	c.must(c.net.Apply(filters...))
+}
+
+func (c *cluster) must(err error) {
+	c.t.Helper()
 	if err != nil {
 		c.t.Fatal(err)
-	}
-	for _, tr := range s.Transitions {
-		c.t.Logf("generation %s at step %d, %d ranks: %s", tr.Generation, tr.ResumeStep, len(tr.Members), tr.Cause)
-		if tr.Rewind || tr.Newest > tr.ResumeStep+1 {
-			c.t.Errorf("generation %s resumes at step %d after %d, rewind %v", tr.Generation, tr.ResumeStep, tr.Newest, tr.Rewind)
-		}
 	}
 }
 
@@ -256,14 +342,20 @@ func content(path string) string {
 	return string(b)
 }
 
-// dump shows the ends of all logs.
+// dump shows the history and the ends of all logs.
 func (c *cluster) dump() {
+	c.t.Logf("history:\n%s", c.watch)
 	logs, _ := filepath.Glob(filepath.Join(c.dir, "host-*", "log", "daemon.*.log"))
 	for _, r := range c.runs {
 		logs = append(logs, r.errs, r.out)
 	}
 	for _, name := range logs {
 		lines := strings.Split(strings.TrimSpace(content(name)), "\n")
+		lines = slices.DeleteFunc(lines, func(l string) bool { return strings.Contains(l, "memberlist") })
 		c.t.Logf("== %s\n%s", strings.TrimPrefix(name, c.dir), strings.Join(lines[max(0, len(lines)-40):], "\n"))
+	}
+	if keep := os.Getenv("PHALANX_CHAOS_KEEP"); keep != "" {
+		to := filepath.Join(keep, strings.ReplaceAll(c.t.Name(), "/", "_"))
+		c.t.Logf("everything is copied to %s: %v", to, exec.Command("cp", "-r", c.dir, to).Run())
 	}
 }

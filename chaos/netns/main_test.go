@@ -4,6 +4,7 @@ package netns_test
 
 import (
 	"errors"
+	"flag"
 	"fmt"
 	"os"
 	"os/exec"
@@ -19,6 +20,11 @@ func TestMain(m *testing.M) {
 	if os.Getenv("PHALANX_NETNS") == "off" {
 		fmt.Fprintln(os.Stderr, "netns: PHALANX_NETNS=off: nothing was tested")
 		return
+	}
+	// The tests wait more than they compute, each in a network of its own: four at a time leave the cores room.
+	flag.Parse()
+	if err := flag.Set("test.parallel", "4"); err != nil {
+		panic(err)
 	}
 	code, err := build(m.Run)
 	if err != nil {

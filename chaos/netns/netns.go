@@ -11,11 +11,14 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 )
 
-// prefix begins the names of everything made here. The pid of the maker follows, so that what a killed test left is known.
+// prefix begins the names of everything made here. The pid of the maker follows, so that what a killed test left is known,
+// and a number, so that one process may have several networks at a time.
 const prefix = "phalanx-"
 
 // shmRoot is where the hosts' own /dev/shm are: folders of the machine's.
@@ -23,6 +26,12 @@ const shmRoot = "/dev/shm"
 
 // killTimeout is how long processes may take to vanish after SIGKILL.
 const killTimeout = 10 * time.Second
+
+// made counts the networks of this process.
+var made atomic.Int64
+
+// swept is this process's one look for what others left.
+var swept sync.Once
 
 // Net is a few hosts at one switch.
 type Net struct {
@@ -48,8 +57,8 @@ func New(names ...string) (n *Net, err error) {
 	if _, err := exec.LookPath("ip"); err != nil {
 		return nil, errors.New("network namespaces need the ip command: install iproute2")
 	}
-	sweep()
-	n = &Net{name: prefix + strconv.Itoa(os.Getpid())}
+	swept.Do(sweep)
+	n = &Net{name: fmt.Sprintf("%s%d-%d", prefix, os.Getpid(), made.Add(1))}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, n.Close())
@@ -175,21 +184,31 @@ func (n *Net) Close() error {
 
 func (n *Net) inSwitch(args ...string) error { return ip(append([]string{"-n", n.name}, args...)...) }
 
-// sweep removes what makers left that were killed. What does not go stays for the next one.
+// sweep removes what makers left that were killed: processes, namespaces, memory. What does not go stays for the next one.
 func sweep() {
 	names, _ := filepath.Glob(filepath.Join("/run/netns", prefix+"*"))
 	for _, path := range names {
-		name := filepath.Base(path)
-		owner, _, _ := strings.Cut(strings.TrimPrefix(name, prefix), "-")
-		pid, err := strconv.Atoi(owner)
-		if err != nil || !errors.Is(syscall.Kill(pid, 0), syscall.ESRCH) {
-			continue
-		}
-		old := &Host{Name: name, ns: name}
-		if old.Kill() == nil && ip("netns", "delete", name) == nil {
-			_ = os.RemoveAll(old.shm())
+		if name := filepath.Base(path); abandoned(name) {
+			old := &Host{Name: name, ns: name}
+			if old.Kill() == nil {
+				_ = ip("netns", "delete", name)
+			}
 		}
 	}
+	memories, _ := filepath.Glob(filepath.Join(shmRoot, prefix+"*"))
+	for _, path := range memories {
+		name := filepath.Base(path)
+		if _, err := os.Stat(filepath.Join("/run/netns", name)); abandoned(name) && err != nil {
+			_ = os.RemoveAll(path)
+		}
+	}
+}
+
+// abandoned reports whether the maker of the thing with this name is dead.
+func abandoned(name string) bool {
+	owner, _, _ := strings.Cut(strings.TrimPrefix(name, prefix), "-")
+	pid, err := strconv.Atoi(owner)
+	return err == nil && errors.Is(syscall.Kill(pid, 0), syscall.ESRCH)
 }
 
 func ip(args ...string) error {
