@@ -17,6 +17,13 @@ import (
 var bin, data string
 
 func TestMain(m *testing.M) {
+	if what := os.Getenv("PHALANX_NETNS_TALK"); what != "" { // one end of a talk between hosts
+		if err := talker(what); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		return
+	}
 	if os.Getenv("PHALANX_NETNS") == "off" {
 		fmt.Fprintln(os.Stderr, "netns: PHALANX_NETNS=off: nothing was tested")
 		return
