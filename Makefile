@@ -26,9 +26,9 @@ PACKAGES = $(shell $(GO) list ./...)
 E2E = phalanx/chaos phalanx/chaos/% phalanx/cmd/%
 E2E_PACKAGES = $(filter $(E2E),$(PACKAGES))
 UNIT_PACKAGES = $(filter-out $(E2E),$(PACKAGES))
-# Arithmetic and properties over much memory, ten times slower with the race detector: they run whole without it, and those
+# Arithmetic, properties over much memory and millions of states, ten times slower with the race detector: they run whole without it, and those
 # with goroutines once more, short, with it.
-HEAVY = phalanx/kernels phalanx/ckpt phalanx/collective/host phalanx/cmd/phalanx-lm phalanx/cmd/phalanx-lm/lm
+HEAVY = phalanx/kernels phalanx/ckpt phalanx/collective/host phalanx/cmd/phalanx-lm phalanx/cmd/phalanx-lm/lm phalanx/elastic/explore
 GO_TEST = $(GO) test -race -shuffle=on -vet=off -timeout=7m $(TESTFLAGS)
 
 .PHONY: help
@@ -44,6 +44,7 @@ build: ## build bin/phalanx and bin/phalanx-lm, static, without cgo
 test: fmt-check vet lint build ## everything that must pass: format, vet, lint, build, all tests, with -race where goroutines meet
 	$(GO_TEST) -p $(PARALLEL) $(filter-out $(HEAVY),$(UNIT_PACKAGES))
 	$(GO) test -shuffle=on -vet=off -timeout=7m $(TESTFLAGS) -p $(PARALLEL) $(HEAVY)
+	$(GO) test -tags planted -vet=off -timeout=7m $(TESTFLAGS) -run Plant phalanx/internal/planted phalanx/elastic phalanx/elastic/explore
 	$(GO_TEST) -short -p $(PARALLEL) phalanx/kernels
 	$(GO_TEST) -short -p $(PARALLEL) phalanx/ckpt phalanx/collective/host -rapid.checks=8
 	$(if $(strip $(E2E_PACKAGES)),$(GO_TEST) -p 1 $(filter-out $(HEAVY),$(E2E_PACKAGES)))

@@ -52,6 +52,8 @@ type MemberFact struct {
 	Digest   phalanx.Digest     // of the parameters, with Finished
 	Evidence []phalanx.Evidence // against the current generation
 	Answer   *Answer            // to the seal of the current generation
+	// Sealed is the newest generation that it has sealed, by its own report.
+	Sealed phalanx.Generation
 }
 
 // Round is the seal round that the leader has asked for in the current generation.

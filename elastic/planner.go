@@ -267,6 +267,10 @@ func (p Planner) evidence(s *State, f *Facts) []phalanx.Evidence {
 		}
 		a := m.Answer
 		if a == nil || a.Generation != s.World.Generation {
+			// One sealed member makes the generation dead, whoever asked for it and whatever became of the reason.
+			if !f.Round.Asked && m.Sealed == s.World.Generation {
+				out = append(out, phalanx.Evidence{Kind: phalanx.Sealed, About: seat.Incarnate, Source: seat.Member, UnixNS: f.UnixNS, Detail: "sealed by an earlier leader"})
+			}
 			continue
 		}
 		short := f.Round.Planned && (f.Round.Late || !a.reached(s, f.Round.Boundary))

@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"phalanx"
+	"phalanx/internal/planted"
 )
 
 // Vote is the newest vote of a member in one generation. It is final.
@@ -103,9 +104,16 @@ func ResumeStep(s *State, answers []Answer) (floor Floor, newest phalanx.Step, w
 		if !s.World.Has(answers[i].Incarnate) {
 			return Floor{}, 0, "", fmt.Errorf("resume step of %s: %s answered and is not in it", g, answers[i].Incarnate)
 		}
-		if v := answers[i].vote(g); v != nil && v.Step > top {
+		v := answers[i].vote(g)
+		if v != nil && planted.On(planted.OnlyOKCounts) && !v.OK {
+			v = nil
+		}
+		if v != nil && v.Step > top {
 			top = v.Step
 		}
+	}
+	if planted.On(planted.ResumeApplied) {
+		return newestApplied(s, answers)
 	}
 	if top == s.Floor.Step {
 		return s.Floor, top, fmt.Sprintf("nobody voted above the floor %d", top), nil
@@ -156,6 +164,18 @@ func ResumeStep(s *State, answers []Answer) (floor Floor, newest phalanx.Step, w
 		}
 	}
 	return fill(Floor{r, labels}, known, s), top, why, nil
+}
+
+// newestApplied is what a planted bug takes for the resume step.
+func newestApplied(s *State, answers []Answer) (Floor, phalanx.Step, string, error) {
+	floor := s.Floor
+	for i := range answers {
+		if l := answers[i].Possession.Label; answers[i].Possession.Holds && l.Generation == s.World.Generation && l.Step > floor.Step {
+			floor = Floor{l.Step, slices.Clone(floor.Labels)}
+			floor.Labels[l.Coordinate] = l
+		}
+	}
+	return floor, floor.Step, "the newest step that was applied", nil
 }
 
 // fill completes the labels of coordinates of which no answer names the digest. Generation and step name the state alone:

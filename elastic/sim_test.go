@@ -30,7 +30,10 @@ type sim struct {
 	trace   func(string, ...any) // what a story shows
 	wrong   []string             // broken rules
 	made    []phalanx.Label      // every label that a trainer ever made by applying
-	why     string               // newest reason of the planner that led to nothing
+	decided []phalanx.Label      // every label that all of a world voted for
+	ballots map[phalanx.MemberID][]Vote
+	bound   phalanx.Step // boundary of the next planned seal, 0 for the leader's own choice
+	why     string       // newest reason of the planner that led to nothing
 }
 
 // simMember is a member with its page, which outlives its daemon, and its trainer.
@@ -62,6 +65,7 @@ type simMember struct {
 	notOK  bool // the next vote is not ok
 	flip   bool // the next gradient is wrong
 	quit   bool // asked to leave by its host
+	late   bool // its lease has run out and no leader hears it; it still reads and hears
 	done   bool
 }
 
@@ -117,7 +121,9 @@ func (s *sim) restart(m *simMember) {
 	m.machine = NewMachine(m.me, s.log[m.read], m.page)
 	m.heal, m.forming, m.leaving = nil, phalanx.Generation{}, phalanx.Generation{}
 	s.perform(m, m.machine.Adopt(m.trainer))
-	s.step(m, Lease{true})
+	if !m.late {
+		s.step(m, Lease{true})
+	}
 }
 
 func (s *sim) step(m *simMember, ev Event) {
@@ -141,6 +147,13 @@ func (s *sim) perform(m *simMember, acts []Action) {
 				s.broken("%s voted in %s and had sealed %s", m.me, a.Vote.Generation, m.page.Sealed)
 			}
 			m.page.Vote = a.Vote
+			if s.ballot(m.me.Member, a.Vote.Generation, a.Vote.Step) == nil {
+				if s.ballots == nil {
+					s.ballots = map[phalanx.MemberID][]Vote{}
+				}
+				s.ballots[m.me.Member] = append(s.ballots[m.me.Member], a.Vote)
+				s.count(a.Vote.Generation, a.Vote.Step)
+			}
 			if !a.Vote.OK {
 				s.trace("%s votes not ok for step %d", m.me.Member, a.Vote.Step)
 			}
@@ -244,17 +257,53 @@ func (s *sim) checkFloor(now *State) {
 	if now.World.Size() == 0 {
 		return // nobody resumes there; only a rewind may follow
 	}
-	for _, l := range s.made {
-		if !now.OfLineage(l) {
+	for i, l := range slices.Concat(s.decided, s.made) {
+		if i >= len(s.decided) && slices.Contains(s.decided, l) || !now.OfLineage(l) || !l.Generation.Less(now.World.Generation) {
 			continue
 		}
 		if l.Step > now.Floor.Step {
-			s.broken("%s was applied and %s resumes at %d", l, now.World.Generation, now.Floor.Step)
+			s.broken("%s was decided and %s resumes at %d", l, now.World.Generation, now.Floor.Step)
 		}
 		if floor := now.Floor.Label(l.Coordinate); l.Step == floor.Step && !sameState(floor, l) {
-			s.broken("%s was applied and %s resumes at %s", l, now.World.Generation, now.Floor.Label(l.Coordinate))
+			s.broken("%s was decided and %s resumes at %s", l, now.World.Generation, now.Floor.Label(l.Coordinate))
 		}
 	}
+}
+
+// ballot is the first vote of a member for a step of a generation, nil when there is none.
+func (s *sim) ballot(id phalanx.MemberID, g phalanx.Generation, step phalanx.Step) *Vote {
+	i := slices.IndexFunc(s.ballots[id], func(v Vote) bool { return v.Generation == g && v.Step == step })
+	if i < 0 {
+		return nil
+	}
+	return &s.ballots[id][i]
+}
+
+// count decides a step when every member of the world has voted ok for it with equal digests per coordinate.
+func (s *sim) count(g phalanx.Generation, step phalanx.Step) {
+	world := s.worldOf(g)
+	if world == nil {
+		return
+	}
+	labels := make([]phalanx.Label, world.GroupSize)
+	for _, seat := range world.Seats {
+		v := s.ballot(seat.Member, g, step)
+		if v == nil || !v.OK {
+			return
+		}
+		l := phalanx.Label{Step: step, Generation: g, Digest: v.Digest, Coordinate: seat.Coordinate}
+		if old := labels[seat.Coordinate]; old.Step != 0 && old != l {
+			return
+		}
+		labels[seat.Coordinate] = l
+	}
+	now := s.state()
+	for _, l := range labels {
+		if g.Less(now.World.Generation) && now.OfLineage(l) && now.World.Size() > 0 && l.Step > now.Floor.Step {
+			s.broken("%s was decided and %s resumes at %d", l, now.World.Generation, now.Floor.Step)
+		}
+	}
+	s.decided = append(s.decided, labels...)
 }
 
 // sameState compares labels where the floor may not know the digest: step and generation name the state alone.
@@ -304,8 +353,8 @@ func (s *sim) facts() *Facts {
 	now := s.state()
 	f := &Facts{Round: s.round, Store: s.store, Leader: "the leader", JoinClosed: s.closed, LeaseOut: s.lease, Boundary: now.Floor.Step}
 	for _, m := range s.members {
-		x := MemberFact{Incarnate: m.me, Host: m.me.Member.Host(), Connected: m.connected(), Leaving: m.quit}
-		x.Silent = m.lost || m.mute
+		x := MemberFact{Incarnate: m.me, Host: m.me.Member.Host(), Connected: m.connected() && !m.late, Leaving: m.quit}
+		x.Silent = m.lost || m.mute || m.late
 		x.InGrace = m.grace && m.trainer.Trainer
 		x.Dead = m.down && !m.lost
 		x.Finished = m.done
@@ -321,7 +370,10 @@ func (s *sim) facts() *Facts {
 		x.Ready = m.trainer.Trainer
 		if x.Connected || now.World.Has(m.me) {
 			x.Answer = m.answer
-			x.Evidence = s.evidence(m)
+			x.Evidence = m.evidence
+		}
+		if x.Connected {
+			x.Sealed = m.machine.Sealed()
 		}
 		if v := m.page.Vote; x.Connected && v.Generation == now.World.Generation {
 			f.Boundary = max(f.Boundary, v.Step)
@@ -331,23 +383,13 @@ func (s *sim) facts() *Facts {
 		}
 	}
 	f.Boundary += 2
+	if s.bound > 0 {
+		f.Boundary = s.bound
+	}
 	if s.round.Asked {
 		f.Boundary = max(f.Boundary, s.round.Boundary)
 	}
 	return f
-}
-
-// evidence is what this member has told, and tells a new leader again.
-func (s *sim) evidence(m *simMember) []phalanx.Evidence {
-	out := slices.Clone(m.evidence)
-	now := s.state()
-	if !m.connected() || !now.World.Has(m.me) || s.round.Asked || m.answer != nil {
-		return out
-	}
-	if len(out) == 0 && !m.machine.Sealed().Less(now.World.Generation) {
-		out = append(out, phalanx.Evidence{Kind: phalanx.Sealed, About: m.me, Source: m.me.Member})
-	}
-	return out
 }
 
 // lead lets the leader do one thing. It reports whether anything came of it.

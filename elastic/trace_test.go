@@ -215,8 +215,10 @@ func (p *player) whole(verb string, args []string) (bool, error) {
 	case "new-log": // the next run: nothing is left but the store
 		*s = sim{planner: s.planner, log: []*State{NewState()}, store: s.store, stored: s.stored, drafts: map[string]Command{}, trace: s.trace}
 		p.mark = 0
-	case "draft": // draft NAME M…: a leader that has the answers of these alone computes an entry
-		c, err := p.draft(args[1:])
+	case "boundary": // of the next planned seal
+		s.bound = phalanx.Step(number())
+	case "draft", "draft-blind": // draft NAME M…: a leader that has the answers of these alone computes an entry
+		c, err := p.draft(args[1:], verb == "draft-blind")
 		s.drafts[args[0]] = c
 		return true, err
 	case "commit":
@@ -243,21 +245,31 @@ func (p *player) rewind() {
 		Source: Source{Kind: FromStore, Commit: pub.Commit}, Cause: "an operator asked for it"}, Branch: now.Branch + 1})
 }
 
-func (p *player) draft(ids []string) (Command, error) {
-	f := p.sim.facts()
+// draft is what a leader computes that has the answers of these alone. The leases of all others have run out when nobody is
+// left to hold one. A blind leader does not know what became of them since they answered.
+func (p *player) draft(ids []string, blind bool) (Command, error) {
+	s := p.sim
+	now := s.state()
+	f := s.facts()
 	f.Round = Round{Asked: true}
 	f.LeaseOut = true
+	f.Members = slices.DeleteFunc(f.Members, func(m MemberFact) bool {
+		return !slices.Contains(ids, string(m.Member)) && !now.World.Has(m.Incarnate) // not heard of since its election
+	})
 	for i := range f.Members {
 		m := &f.Members[i]
-		if !slices.Contains(ids, string(m.Member)) {
-			m.Answer, m.Silent, m.Connected, m.Evidence = nil, true, false, nil
+		if x := s.member(m.Member); !slices.Contains(ids, string(m.Member)) {
+			m.Answer, m.Silent, m.Connected, m.Evidence, m.Sealed = nil, true, false, nil, phalanx.Generation{}
+			f.LeaseOut = f.LeaseOut && (x.down || x.lost || x.fenced || x.ended || x.late || s.lease)
+		} else if blind && m.Answer != nil {
+			m.Connected, m.Silent, m.Dead, m.InGrace, m.Possession = true, false, false, false, m.Answer.Possession
 		}
 	}
-	plan := p.sim.planner.Plan(p.sim.state(), f)
+	plan := s.planner.Plan(now, f)
 	if plan.Command == nil {
 		return nil, fmt.Errorf("no command: %s", plan.Why)
 	}
-	p.say("drafted: %s", describeCommand(plan.Command, p.sim.state()))
+	p.say("drafted: %s", describeCommand(plan.Command, now))
 	return plan.Command, nil
 }
 
@@ -303,6 +315,14 @@ func (p *player) one(verb string, args []string, m *simMember) error {
 		m.lost, m.trainer, m.history = true, Trainer{}, nil
 	case "cut":
 		m.mute = true
+	case "expire": // its lease runs out and no leader hears it; it still reads and hears
+		m.late = true
+		s.step(m, Lease{false})
+	case "renew":
+		m.late = false
+		s.step(m, Lease{true})
+	case "hear": // hear VOTER GENERATION STEP: one vote, also an old one
+		return p.hear(args, m)
 	case "join-again":
 		m.mute = false
 		s.step(m, Lease{true})
@@ -369,6 +389,21 @@ func (p *player) one(verb string, args []string, m *simMember) error {
 	default:
 		return errors.New("unknown command")
 	}
+	return nil
+}
+
+func (p *player) hear(args []string, m *simMember) error {
+	if len(args) != 3 {
+		return errors.New("hear VOTER GENERATION STEP MEMBER")
+	}
+	g, err := phalanx.ParseGeneration(args[1])
+	step, _ := strconv.Atoi(args[2])
+	id := phalanx.MemberID(args[0])
+	v, world := p.sim.ballot(id, g, phalanx.Step(step)), p.sim.worldOf(g)
+	if err != nil || v == nil || world == nil || world.SeatOf(id) == nil {
+		return fmt.Errorf("%s has not voted for step %s in %s", id, args[2], args[1])
+	}
+	p.sim.step(m, PeerVoted{world.SeatOf(id).Rank, *v})
 	return nil
 }
 

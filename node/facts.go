@@ -253,9 +253,7 @@ func (a *arbiter) hostLives(id phalanx.MemberID) bool {
 // judgeReady adds what the member itself says about the current generation, and the deadline of a formation.
 func (a *arbiter) judgeReady(m *elastic.MemberFact, v *memberView, now time.Time) {
 	r, g := v.report, a.d.state.World.Generation
-	if r.Generation == g && !a.round.Asked && r.Sealed == g && v.answer == nil {
-		m.Evidence = append(m.Evidence, phalanx.Evidence{Kind: phalanx.Sealed, About: m.Incarnate, Source: m.Member, UnixNS: now.UnixNano(), Detail: "sealed by an earlier leader"})
-	}
+	m.Sealed = r.Sealed
 	if v.unready != nil {
 		m.Evidence = append(m.Evidence, *v.unready) // it stands until the generation ends, or the round would close without it
 		return

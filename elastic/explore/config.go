@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package explore
+
+import (
+	"fmt"
+
+	"phalanx"
+)
+
+// Config bounds an exploration: who is there, how far it goes, and what may happen beside the ordinary acts. Ordinary are, for
+// each member in any order: to read the log, to vote, to hear votes, to apply what was decided, to heal, to be asked for a
+// seal by some leader; and for any leader, to form the next generation from any answers. Messages arrive late or never.
+type Config struct {
+	Name    string
+	Members int // that exist
+	Joiners int // of them, the last ones, that start at any time instead of being in the first world
+	Group   int // group size, 1 when 0
+	Want    int // ranks of a full world, Members when 0
+	Min     int // ranks that may train, Group when 0
+
+	Steps       phalanx.Step // nobody votes for later ones
+	Generations int          // formed at most
+	Faults      int          // at most
+
+	// What counts as a fault.
+	Deaths   bool // a trainer dies; a host is lost with its page
+	Daemons  bool // a daemon dies and comes back, or not, and finds its page
+	Refusals bool // a vote is not ok; a gradient is wrong
+	Leases   bool // a member's lease runs out
+	Breaks   bool // a heal breaks off
+	Insists  bool // a trainer asks again, for the opposite of its vote
+
+	// What happens at no cost.
+	Heals   bool // heals take time: other things happen between their begin and their end
+	Planned bool // a leader names a boundary
+	Publish int  // checkpoints at most
+	Late    int  // entries at most that late leaders have computed and not proposed yet
+	Fine    bool // forming, leaving and the optimizer take time too, and each vote is heard by itself
+
+	// LenientPromises lets a broken promise pass until the world has decided otherwise because of it.
+	LenientPromises bool
+	// SafetyOnly leaves out whether the next step is committed from every state.
+	SafetyOnly bool
+	// Distinct keeps states apart that differ in the names of their members alone.
+	Distinct bool
+
+	MaxStates int // the level in which this many states are exceeded is the last one; 0 for no bound
+	MaxDepth  int // levels; 0 for no bound
+	Workers   int // 1 when 0. The result does not depend on it
+	// Progress is called after each level.
+	Progress func(depth, states, frontier int)
+}
+
+func (c *Config) defaults() error {
+	c.Group, c.Workers = max(1, c.Group), max(1, c.Workers)
+	if c.Want == 0 {
+		c.Want = c.Members
+	}
+	c.Min = max(c.Min, c.Group)
+	switch {
+	case c.Members < 1 || c.Members > maxMembers:
+		return fmt.Errorf("configuration %s has %d members; between 1 and %d are possible", c.Name, c.Members, maxMembers)
+	case c.Joiners < 0 || c.Members-c.Joiners < c.Group:
+		return fmt.Errorf("configuration %s has %d members, of which %d join later: the first world needs a whole group of %d", c.Name, c.Members, c.Joiners, c.Group)
+	case c.Steps+3 > maxSteps:
+		return fmt.Errorf("configuration %s has %d steps; at most %d are possible", c.Name, c.Steps, maxSteps-3)
+	}
+	return nil
+}
+
+// Report is what an exploration found.
+type Report struct {
+	Config      Config
+	States      int
+	Transitions int64
+	Depth       int
+	Whole       bool // every state within the bounds was visited
+	Violation   *Violation
+}
+
+// Violation is a rule that was broken, or a state from which the next step is not committed without further faults.
+type Violation struct {
+	What  string
+	Stuck bool
+	// Story is the shortest way there, in the language of the stories in elastic/testdata.
+	Story string
+	Depth int
+}

@@ -1,0 +1,265 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package explore
+
+import (
+	"encoding/binary"
+	"slices"
+
+	"phalanx"
+	"phalanx/elastic"
+)
+
+// orders are the permutations of n members, the identity first.
+func orders(n int, distinct bool) [][]int {
+	if distinct {
+		one := make([]int, n)
+		for i := range one {
+			one[i] = i
+		}
+		return [][]int{one}
+	}
+	var all [][]int
+	var extend func([]int)
+	extend = func(p []int) {
+		if len(p) == n {
+			all = append(all, slices.Clone(p))
+			return
+		}
+		for i := range n {
+			if !slices.Contains(p, i) {
+				extend(append(p, i))
+			}
+		}
+	}
+	extend(nil)
+	return all
+}
+
+// keyed makes keys. It belongs to one goroutine.
+type keyed struct {
+	x    *explorer
+	own  [maxMembers][]byte
+	sign [maxMembers]hash
+	b    []byte
+	// target is the step that a world is to reach without further faults, or noTarget: then what bounds the exploration counts.
+	target phalanx.Step
+	events []event
+}
+
+// key is equal for two worlds that go on alike, whatever their members are called.
+func (k *keyed) key(w *world) hash {
+	x := k.x
+	oldest := w.oldest()
+	for i := range x.Members {
+		k.own[i] = k.life(k.own[i][:0], w, i, oldest)
+		k.sign[i] = sum(k.own[i])
+	}
+	k.b = k.shared(k.b[:0], w)
+	fixed := len(k.b)
+	var best hash
+	first := true
+order:
+	for n, order := range x.orders {
+		for j := 1; j < len(order); j++ {
+			if len(x.orders) > 1 && k.sign[order[j]].less(k.sign[order[j-1]]) {
+				continue order
+			}
+		}
+		k.b = k.named(k.b[:fixed], w, n)
+		if h := sum(k.b); first || h.less(best) {
+			best, first = h, false
+		}
+	}
+	return best
+}
+
+// oldest is the oldest generation that a machine may still hear votes of.
+func (w *world) oldest() phalanx.Generation {
+	g := w.state().World.Generation
+	for _, l := range w.lives {
+		if l != nil && !l.lost && !l.fenced && !l.ended {
+			if x := l.at.state.World.Generation; x.Less(g) {
+				g = x
+			}
+		}
+	}
+	return g
+}
+
+// shared appends what is nobody's own.
+func (k *keyed) shared(b []byte, w *world) []byte {
+	flags := byte(0)
+	if w.round.Asked {
+		flags |= 1
+	}
+	if w.round.Planned {
+		flags |= 2
+	}
+	b = append(b, flags, byte(w.round.Boundary), byte(len(w.stored)))
+	for i := range w.stored {
+		b = elastic.AppendLabel(b, w.stored[i].Labels[0])
+		for _, h := range w.stored[i].history[:k.x.Group] {
+			b = appendHistory(b, h)
+		}
+	}
+	b = append(b, byte(len(w.decided)))
+	for _, x := range w.decided {
+		b = append(b, byte(x.step), byte(x.coordinate), byte(x.what), byte(x.what>>8))
+	}
+	if k.target != noTarget {
+		return append(b, byte(k.target))
+	}
+	return append(b, w.faults, w.formed, w.wishes)
+}
+
+func appendHistory(b []byte, h [maxSteps + 1]lab) []byte {
+	for _, x := range h[1:] {
+		if x == 0 {
+			break
+		}
+		b = binary.AppendUvarint(b, uint64(x))
+	}
+	return append(b, 0)
+}
+
+// life appends a member without naming anybody.
+func (k *keyed) life(b []byte, w *world, i int, oldest phalanx.Generation) []byte {
+	l := w.lives[i]
+	if l == nil {
+		return append(b, 0xff)
+	}
+	flags := [2]byte{}
+	for n, on := range []bool{l.machine == nil, l.lost, l.fenced, l.ended, l.done, l.quit, l.expired, l.heal != nil} {
+		if on {
+			flags[0] |= 1 << n
+		}
+	}
+	g := w.state().World.Generation
+	for n, on := range []bool{l.mixed, l.asked, l.answer != nil} {
+		if on {
+			flags[1] |= 1 << n
+		}
+	}
+	b = append(b, byte(l.me.Incarnation), flags[0], flags[1])
+	if l.answer != nil {
+		b = l.answer.AppendKey(b)
+	}
+	for _, v := range w.ballots[i] {
+		if !v.Generation.Less(oldest) {
+			b = v.AppendKey(b)
+		}
+	}
+	b = append(b, 0)
+	if l.lost || l.fenced || l.ended {
+		return b
+	}
+	behind := byte(0)
+	for n := w.head; n != l.at; n = n.prev {
+		if n.relevant {
+			behind++
+		}
+	}
+	b = append(b, behind)
+	at := l.at.state.World.Generation
+	switch {
+	case l.machine != nil:
+		b = l.machine.AppendKey(b)
+		b = appendPending(b, l.forming, g)
+		b = appendPending(b, l.leaving, g)
+	default:
+		b = l.trainer.AppendKey(b, at)
+		b = appendPage(b, &l.page, at)
+	}
+	b = appendHistory(b, l.history)
+	if l.promised.Less(at) {
+		return append(b, 0)
+	}
+	return append(b, 1+byte(g.Number-l.promised.Number))
+}
+
+// appendPending appends a generation of which something is to come, 0 for none.
+func appendPending(b []byte, g, now phalanx.Generation) []byte {
+	if g.IsZero() {
+		return append(b, 0)
+	}
+	return append(b, 1+byte(now.Number-g.Number))
+}
+
+// appendPage appends what of a page can still matter in generation g.
+func appendPage(b []byte, p *elastic.Page, g phalanx.Generation) []byte {
+	flags := byte(0)
+	if !p.Sealed.Less(g) {
+		flags |= 1
+	}
+	if !p.Vote.Generation.Less(g) {
+		flags |= 2
+	}
+	if !p.Refused.Generation.Less(g) {
+		flags |= 4
+	}
+	b = append(b, flags)
+	if flags&1 != 0 {
+		b = append(b, byte(p.Sealed.Number))
+	}
+	if flags&2 != 0 {
+		b = p.Vote.AppendKey(b)
+	}
+	if flags&4 != 0 {
+		b = p.Refused.AppendKey(b)
+	}
+	return append(b, byte(p.Told.Generation.Number), byte(p.Told.Step))
+}
+
+// named appends what names members, in an order.
+func (k *keyed) named(b []byte, w *world, n int) []byte {
+	x := k.x
+	order := x.orders[n]
+	for _, i := range order {
+		b = append(b, k.own[i]...)
+		l := w.lives[i]
+		if l == nil {
+			continue
+		}
+		if l.up() {
+			b = l.machine.AppendVotes(b, x.ordered[n])
+		}
+		if len(l.evidence) > 0 {
+			b = elastic.AppendEvidence(b, l.evidence, x.ordered[n])
+		}
+		b = append(b, 0xfe)
+	}
+	b = w.head.state.key[n].append(b)
+	// What is still to be read, as far back as somebody stands.
+	oldest := w.head.index
+	for _, l := range w.lives {
+		if l != nil && !l.lost && !l.fenced && !l.ended {
+			oldest = min(oldest, l.at.index)
+		}
+	}
+	for at := w.head; at != nil; at = at.prev {
+		if at.relevant || at.index <= oldest {
+			b = at.state.view[n].append(b)
+			if at.index <= oldest {
+				break
+			}
+		}
+	}
+	b = append(b, byte(len(w.drafts)))
+	if len(w.drafts) > 0 {
+		keys := make([]hash, len(w.drafts))
+		for i, d := range w.drafts {
+			keys[i] = d.key[n]
+		}
+		slices.SortFunc(keys, func(a, b hash) int {
+			if a.less(b) {
+				return -1
+			}
+			return 1
+		})
+		for _, h := range keys {
+			b = h.append(b)
+		}
+	}
+	return b
+}
