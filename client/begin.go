@@ -45,7 +45,7 @@ func (c *Client) Begin(ctx context.Context) (Begin, error) {
 func (c *Client) announce() {
 	c.enter(wire.PhaseBegin, c.applied.Step+1)
 	c.page.WriteBegin(wire.Begin{Waiting: true, Step: c.applied.Step + 1, SeatSequence: c.obeyed, TrainerStart: c.m.TrainerStart})
-	c.m.Daemon.Ring()
+	c.m.Daemon.Tell()
 }
 
 // obey does what the seat says. The daemon writes a commit before the seat that rests on it, so the seat is read first.

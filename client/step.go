@@ -104,7 +104,7 @@ func (c *Client) apply() (err error) {
 	}
 	c.torn = false
 	c.setApplied(wire.Applied{Step: g.Step, Generation: g.Generation, Digest: g.Digest, Coordinate: g.Coordinate, Valid: true})
-	c.m.Daemon.Ring()
+	c.m.Daemon.Tell()
 	return nil
 }
 

@@ -72,6 +72,12 @@ func (m *Machine) Seat() *phalanx.Seat {
 	return s
 }
 
+// Steady reports whether nothing but the trainer's next request can move the machine: it votes in a generation whose first
+// step is over, and no boundary is waited for.
+func (m *Machine) Steady() bool {
+	return m.state == LocalRunning && m.ask == nil && m.first == m.log.World.Generation
+}
+
 // Step takes one event and returns what to do, in order.
 func (m *Machine) Step(ev Event) []Action {
 	if m.ended {

@@ -55,14 +55,15 @@ func (c *GossipConfig) Validate() error {
 	return nil
 }
 
-// Timings. Probes, timeout and suspicion see a dead member in about a second, at the price of calling one dead that was
-// off the CPU for as long: a hint may be wrong. Faster ones saturated the CPU with false deaths under load.
+// Timings. Probes, timeout and suspicion see a dead member in about two seconds, at the price of calling one dead that was
+// off the CPU for as long: a hint may be wrong. Faster ones saturated the CPU with false deaths under load, and cost an idle
+// daemon more than everything else that it does.
 const (
-	probeInterval    = 200 * time.Millisecond
-	probeTimeout     = 100 * time.Millisecond
+	probeInterval    = 500 * time.Millisecond
+	probeTimeout     = 200 * time.Millisecond
 	suspicionMult    = 3
 	suspicionMaxMult = 2
-	gossipInterval   = 50 * time.Millisecond
+	gossipInterval   = 200 * time.Millisecond
 	pushPullInterval = 5 * time.Second
 	streamTimeout    = 2 * time.Second
 	rejoinInterval   = 5 * time.Second

@@ -56,7 +56,11 @@ func (d *Daemon) peerAPI() http.Handler {
 
 func (d *Daemon) readOnly(mux *http.ServeMux) {
 	mux.HandleFunc("GET /v1/status", d.handleStatus)
-	mux.Handle("GET /metrics", d.meters.handler())
+	metrics := d.meters.handler()
+	mux.HandleFunc("GET /metrics", func(w http.ResponseWriter, r *http.Request) {
+		d.freshView(r.Context())
+		metrics.ServeHTTP(w, r)
+	})
 }
 
 type peerUID struct{}
@@ -245,7 +249,7 @@ func (d *Daemon) replied(r *Reply) {
 // handleStatus answers from the leader's knowledge where it can be reached, else from this daemon's own.
 func (d *Daemon) handleStatus(w http.ResponseWriter, r *http.Request) {
 	explain := r.URL.Query().Get("explain") != ""
-	v := d.view.Load()
+	v := d.freshView(r.Context())
 	if v == nil {
 		respond(w, http.StatusServiceUnavailable, wire.Error{Message: "the daemon is starting", Code: wire.CodeBusy})
 		return
@@ -290,8 +294,37 @@ func (d *Daemon) askLeader(ctx context.Context, leader phalanx.MemberID, explain
 	return s
 }
 
-// publishView makes what status answers. The loop calls it on every tick.
-func (d *Daemon) publishView() {
+// viewWait is how long an answer waits for the loop to say what is now; it then says what was.
+const viewWait = 200 * time.Millisecond
+
+// viewEvery is how old the view may become that is answered when the loop does not.
+const viewEvery = time.Second
+
+// freshView is what status answers now, nil when the daemon is starting. It is made when somebody asks.
+func (d *Daemon) freshView(ctx context.Context) *Status {
+	ctx, cancel := context.WithTimeout(ctx, viewWait)
+	defer cancel()
+	made := make(chan struct{}) // closed by the loop
+	look := func() {
+		d.publishView(time.Now())
+		close(made)
+	}
+	select {
+	case d.posts <- look:
+		d.wake()
+	default:
+		return d.view.Load() // the loop is far behind
+	}
+	select {
+	case <-made:
+	case <-ctx.Done():
+	}
+	return d.view.Load()
+}
+
+// publishView makes what status answers.
+func (d *Daemon) publishView(now time.Time) {
+	d.viewed = now
 	s := d.state
 	v := &Status{
 		Job: d.cfg.Job, Generation: s.World.Generation.Number, Epoch: s.World.Generation.Epoch, Branch: s.Branch, Phase: s.Phase.String(),

@@ -23,6 +23,7 @@ type arbiter struct {
 	planner  elastic.Planner
 	round    elastic.Round
 	roundAt  time.Time
+	due      bool // something has happened that the planner may act on
 	busy     bool // a command is being proposed
 	retryAt  time.Time
 	store    elastic.StoreFact
@@ -83,17 +84,19 @@ func (d *Daemon) leadershipChanged(leads bool, term uint64) {
 		d.lead.end()
 		d.lead = nil
 		d.saver.lead(0)
-		d.up.hasten()
 	}
-	if _, addr, ok := d.raft.Leader(); ok {
-		d.up.leave(addr)
+	_, addr, ok := d.raft.Leader()
+	if !ok {
+		addr = ""
 	}
+	d.up.leave(addr)
 }
 
 func newArbiter(d *Daemon, term uint64) *arbiter {
 	now := time.Now()
 	a := &arbiter{d: d, term: term, since: now, members: map[phalanx.MemberID]*memberView{}, formedAt: now, movedAt: now}
 	a.planner = elastic.Planner{Policy: d.cfg.Policy}
+	a.due = true
 	a.members[d.me()] = &memberView{id: d.me(), local: true, peer: d.self(), heard: now, since: now}
 	a.stateChanged(nil, d.state)
 	return a
@@ -166,6 +169,7 @@ func (a *arbiter) fromMember(id phalanx.MemberID, m *Message) {
 		return
 	}
 	v.heard = time.Now()
+	a.due = true
 	switch {
 	case m.Report != nil:
 		a.reported(v, m.Report)

@@ -30,7 +30,8 @@ import (
 // Deadlines of the daemon, from fast to slow; each bounds what the one before may take. What depends on the job (hang,
 // start, grace) is in Config.
 const (
-	reportEvery    = 100 * time.Millisecond  // a member's heartbeat to the leader
+	reportEvery    = 250 * time.Millisecond  // a member's heartbeat to the leader
+	troubleEvery   = 100 * time.Millisecond  // the same while its trainer is in trouble
 	tickEvery      = 50 * time.Millisecond   // the loop looks at its deadlines
 	lateTick       = 150 * time.Millisecond  // this daemon itself has not run
 	graceNewPID    = time.Second             // until a daemon's successor must be seen: like any stall, no sooner, a busy host starts processes slowly
@@ -44,6 +45,7 @@ const (
 	formDeadline   = 15 * time.Second // without any progress of forming or healing
 	stopDeadline   = 10 * time.Second
 	electionLease  = 300 * time.Millisecond // below it a leader on full cores steps down without need
+	commitTimeout  = electionLease / 3      // Raft's own word of a commit; members hear by their streams, at once
 )
 
 // Daemon is the peer daemon of one member. One goroutine, the loop, owns everything that is not said to be shared.
@@ -64,10 +66,12 @@ type Daemon struct {
 	replica  *replica
 	engine   *host.Engine
 	roster   *roster
-	applied  chan struct{} // 1: the newest state is read from the replica
+	applied  atomic.Bool // the replica has a newer state
 	watchers *watchers
-	posts    chan func()   // 1024: work for the loop from other goroutines
-	rung     chan struct{} // 1: only "the bell rang" matters
+	posts    chan func() // 1024: work for the loop from other goroutines, which ring its bell
+	bell     wire.Bell   // the one thing on which the loop sleeps
+	ringing  sync.RWMutex
+	silent   bool // under ringing: the bells are about to be unmapped
 	ends     sync.WaitGroup
 	ctx      context.Context
 	cancel   context.CancelCauseFunc
@@ -97,8 +101,11 @@ type Daemon struct {
 	timings    FirstStep
 	outcome    *Outcome
 	ended      bool
+	broken     error // why the loop cannot go on
 	steps      stepTimes
 	ticks      uint64
+	names      uint64    // version of the shared memory's names that siblings were looked for in
+	renamed    bool      // it may have changed since the tick before
 	leaderless time.Time // since when no leader is known; zero: one is
 	warned     time.Time // when that was last said
 	waitLog    time.Time // until when the log of an earlier start is waited for
@@ -107,6 +114,7 @@ type Daemon struct {
 	rotated    time.Time              // when the size of the output was looked at
 	forgot     time.Time              // when strangers were last forgotten
 	view       atomic.Pointer[Status] // for readers outside of the loop
+	viewed     time.Time              // when it was made
 	niced      bool
 	peers      *peerLinks
 	meters     *meters
@@ -129,7 +137,7 @@ func Run(ctx context.Context, cfg Config) (Outcome, error) {
 	}
 	d := &Daemon{
 		cfg: cfg, log: cfg.Log.With("member", string(cfg.Member())), paths: NewPaths(cfg.Dir, cfg.ShmDir).in(cfg.Memory).on(cfg.System),
-		applied: make(chan struct{}, 1), posts: make(chan func(), 1024), rung: make(chan struct{}, 1),
+		posts:    make(chan func(), 1024),
 		watchers: newWatchers(), restart: RestartPolicy{Max: cfg.MaxStarts}, siblings: make([]*sibling, wire.BellLines/2),
 		state: elastic.NewState(), replica: newReplica(), mappings: map[lifeKey]mapped{}, waiting: map[uint64]chan string{},
 	}
@@ -189,6 +197,7 @@ func (d *Daemon) open() (err error) {
 	if d.procs, err = d.paths.system.Watch(d.log); err != nil {
 		return err
 	}
+	d.bell = d.bells.Bell(2 * d.cfg.Index)
 	d.engine = host.New(d.log, host.Options{})
 	if err := d.listen(dir); err != nil {
 		return err
@@ -201,7 +210,7 @@ func (d *Daemon) open() (err error) {
 	d.raft, err = consensus.Open(consensus.Config{
 		Dir: filepath.Join(dir, "raft"), JobID: d.tag, Machine: d.replica, Transport: raftLayer{d.listener.Of(ProtoRaft), d},
 		Addresses: d.roster.serverAddr, LocalAddr: d.addr(), Logger: d.log,
-		Lease: electionLease, FastHeartbeat: electionLease,
+		Lease: electionLease, FastHeartbeat: electionLease, CommitTimeout: commitTimeout,
 		OnApply:   func(consensus.Entry) { d.notifyApplied() },
 		OnRestore: func(uint64) { d.notifyApplied() },
 		OpenStore: d.cfg.OpenLog,
@@ -228,7 +237,7 @@ func (d *Daemon) open() (err error) {
 		return err
 	}
 	d.serve(dir)
-	d.ends.Go(d.listenBell)
+	d.ends.Go(d.forward)
 	d.up = startUpstream(d)
 	return nil
 }
@@ -291,6 +300,7 @@ func (d *Daemon) close() {
 		}
 		_ = l.unmap()
 	}
+	d.silence()
 	if d.bells != nil {
 		_ = d.bells.Unmap()
 	}
@@ -380,37 +390,9 @@ func (d *Daemon) self() Peer {
 }
 
 func (d *Daemon) notifyApplied() {
-	select {
-	case d.applied <- struct{}{}:
-	default:
-	}
+	d.applied.Store(true)
+	d.wake()
 	d.watchers.notify()
-}
-
-// post hands work to the loop; it is dropped when the daemon is ending.
-func (d *Daemon) post(f func()) {
-	select {
-	case d.posts <- f:
-	case <-d.ctx.Done():
-	}
-}
-
-// listenBell sleeps on the daemon's bell. The engine is woken first: it is on the path of every step.
-func (d *Daemon) listenBell() {
-	bell := d.bells.Bell(2 * d.cfg.Index)
-	seen := bell.Count()
-	for d.ctx.Err() == nil {
-		now := bell.Wait(seen, 200*time.Millisecond)
-		if now == seen {
-			continue
-		}
-		seen = now
-		d.engine.Wake()
-		select {
-		case d.rung <- struct{}{}:
-		default:
-		}
-	}
 }
 
 // serve starts the servers: the unix socket of the trainer and the command line, and HTTP for the other daemons.

@@ -24,7 +24,7 @@ func (d *Daemon) execute(a elastic.Action) {
 		v := a.Vote
 		l.page.WriteVote(wire.Vote{Generation: v.Generation, Step: v.Step, OK: v.OK, Digest: v.Digest, Coordinate: d.coordinate()})
 		failpoint("vote-written")
-		d.ringWorld()
+		d.ringVoters(v)
 		d.peers.sendVote(l.who, v)
 	case elastic.WriteSealed:
 		l.page.WriteSealed(wire.Sealed{Generation: a.Generation})
@@ -87,13 +87,36 @@ func (d *Daemon) coordinate() int {
 
 func (d *Daemon) ringTrainer() { d.bells.Bell(2*d.cfg.Index + 1).Ring() }
 
-// ringWorld wakes the daemons of this host that are in the world.
-func (d *Daemon) ringWorld() {
+// ringVoters wakes the daemons of this host that are in the world if this vote may be the last that they wait for. While
+// another one of the host is missing there is nothing to decide yet, and who casts that one comes after us: votes are written
+// before the others' are read, in the one order of atomics, so the last of a host sees all of them and rings everybody. A
+// vote that is not ok is told at once, and so is one beside a member whose page is not known here.
+func (d *Daemon) ringVoters(v elastic.Vote) {
+	if v.OK && d.voteMissing(v) {
+		return
+	}
 	for _, seat := range d.state.World.Seats {
 		if seat.Member != d.me() && seat.Member.Host() == d.cfg.Host {
 			d.bells.Bell(2 * seat.Member.Index()).Ring()
 		}
 	}
+}
+
+// voteMissing reports whether a member of the world on this host has not voted for the step on its page.
+func (d *Daemon) voteMissing(v elastic.Vote) bool {
+	for _, seat := range d.state.World.Seats {
+		if seat.Member == d.me() || seat.Member.Host() != d.cfg.Host {
+			continue
+		}
+		s := d.siblings[seat.Member.Index()]
+		if s == nil || s.life != seat.Incarnation {
+			continue
+		}
+		if o, _ := s.page.ReadVote(); o.Generation != v.Generation || o.Step < v.Step {
+			return true
+		}
+	}
+	return false
 }
 
 // addEvidence keeps evidence against the current generation; it is reported until a newer entry is read.

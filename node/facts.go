@@ -120,7 +120,11 @@ func (a *arbiter) fact(v *memberView, now time.Time) (elastic.MemberFact, bool) 
 		m.Possession.Trainer = true // until something says otherwise
 	}
 	who := m.Incarnate
-	s, from := a.sibling(who)
+	var s *Sibling
+	var from phalanx.MemberID
+	if !m.Connected { // a look through everybody's reports
+		s, from = a.sibling(who)
+	}
 	if !m.Connected && s != nil && a.trainerGone(v, s, now) && !m.Finished { // a daemon that speaks knows its trainer better
 		m.Possession = elastic.Possession{}
 		if s.Evidence != nil {

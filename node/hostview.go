@@ -33,17 +33,32 @@ type siblingKey struct {
 	pid     int
 }
 
-// refreshSiblings maps the newest pages of the other members of this host and watches their processes. It is called a few
-// times a second and whenever a world is formed; mapping is done once per life.
+// watchHost looks at the others of this host: at once at what is new, and a few times a second at who is stopped.
+func (d *Daemon) watchHost() {
+	version := d.paths.SharedVersion()
+	d.renamed = version == 0 || version != d.names
+	d.names = version
+	switch {
+	case d.renamed:
+		d.refreshSiblings()
+	case d.ticks%4 == 0:
+		for _, s := range d.siblings[:d.cfg.LocalSize] {
+			if s != nil {
+				d.checkSibling(s)
+			}
+		}
+	}
+}
+
+// refreshSiblings maps the newest pages of the other members of this host and watches their processes. It is called
+// when files have come or gone and whenever a world is formed; mapping is done once per life.
 func (d *Daemon) refreshSiblings() {
-	for index := range wire.BellLines / 2 {
+	all := d.paths.AllLives()
+	for index := range d.cfg.LocalSize {
 		if index == d.cfg.Index {
 			continue
 		}
-		if index >= d.cfg.LocalSize {
-			break
-		}
-		lives := d.paths.Lives(index)
+		lives := all[index]
 		s := d.siblings[index]
 		if len(lives) == 0 {
 			continue

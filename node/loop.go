@@ -3,7 +3,6 @@
 package node
 
 import (
-	"fmt"
 	"time"
 
 	"phalanx"
@@ -12,41 +11,53 @@ import (
 	"phalanx/membership"
 )
 
-// loop is the one goroutine in which decisions meet the world: events in, actions out. What takes time runs elsewhere and
-// comes back through post.
+// loop is the one goroutine in which decisions meet the world: events in, actions out. It sleeps on the daemon's bell and on
+// nothing else, so that what a trainer or another daemon has written reaches the page after one wake-up of one thread. What
+// takes time runs elsewhere and comes back through post.
 func (d *Daemon) loop() error {
-	ticker := time.NewTicker(tickEvery)
-	defer ticker.Stop()
 	d.ticked = time.Now()
 	lateness := membership.NewLateness(tickEvery, time.Second, d.ticked)
 	d.newest()
 	d.ensureTrainer()
-	for !d.ended {
-		select {
-		case <-d.ctx.Done():
-			return nil
-		case <-d.rung:
-			d.scan()
-		case <-d.applied:
+	for next := d.ticked; !d.ended && d.broken == nil && d.ctx.Err() == nil; {
+		rings := d.bell.Count() // before anything is looked at, so that no ring is lost
+		if now := time.Now(); !now.Before(next) {
+			next = now.Add(tickEvery)
+			d.ticked = now
+			lateness = lateness.Tick(now)
+			d.tick(now, lateness.Worst(now))
+			d.settle()
+		}
+		if d.applied.Swap(false) {
 			d.newest()
-		case f := <-d.posts:
-			f()
-		case l := <-d.raft.LeaderChanges():
-			d.leadershipChanged(l.IsSelf, l.Term)
-		case x := <-d.procs.Exits():
-			d.processExited(x)
-		case h := <-d.hints():
-			d.hinted(h)
-		case err := <-d.raft.Failed():
-			return &Problem{CodeFailed, fmt.Errorf("the log has stopped: %w", err), "the daemon is started again by phalanx run"}
-		case now := <-ticker.C:
-			d.ticked = time.Now()
-			lateness = lateness.Tick(time.Now())
-			d.tick(now, lateness.Worst(time.Now()))
+			d.settle()
+		}
+		d.engine.Wake()
+		d.scan()
+		d.settle()
+		d.takePosts()
+		d.bell.SetCalm(d.calm())
+		d.bell.Hold(rings, time.Until(next))
+	}
+	return d.broken
+}
+
+// calm reports whether what the trainer says of its own accord (that it has applied a step, that it waits for its seat) may
+// wait until it asks for something, or until the next tick.
+func (d *Daemon) calm() bool {
+	l := d.life
+	return d.plain == nil && l != nil && l.machine != nil && l.machine.Steady() && d.form == nil && d.heal == nil && d.saver.want == nil && !d.leaving
+}
+
+// takePosts runs what waits when it is called. Who posts meanwhile rings again.
+func (d *Daemon) takePosts() {
+	for range len(d.posts) {
+		(<-d.posts)()
+		if d.lead != nil {
+			d.lead.due = true
 		}
 		d.settle()
 	}
-	return nil
 }
 
 // settle does once, after each event, what several events may have asked for.
@@ -55,7 +66,8 @@ func (d *Daemon) settle() {
 		d.dirty = false
 		d.sendReport(time.Now())
 	}
-	if d.lead != nil && time.Since(d.ticked) < lateTick { // a tick that is late is waiting: it forgives the members what this daemon missed
+	if d.lead != nil && d.lead.due && time.Since(d.ticked) < lateTick { // a tick that is late is waiting: it forgives the members what this daemon missed
+		d.lead.due = false
 		d.lead.plan()
 	}
 }
@@ -82,6 +94,7 @@ func (d *Daemon) adoptState(s *elastic.State) {
 	d.meters.transition(old, s)
 	d.saver.stateChanged(old, s)
 	if d.lead != nil {
+		d.lead.due = true
 		d.lead.stateChanged(old, s)
 	}
 	if s.World.Generation != old.World.Generation {
@@ -227,15 +240,8 @@ func (d *Daemon) processExited(x membership.ProcExit) {
 // tick turns expired deadlines into events. lateness is how late this daemon itself ran: what it has not read yet may have
 // come in time.
 func (d *Daemon) tick(now time.Time, lateness time.Duration) {
-	if d.ticks++; d.ticks%4 == 0 {
-		d.refreshSiblings()
-	} else {
-		for _, s := range d.siblings[:d.cfg.LocalSize] {
-			if s != nil {
-				d.checkSibling(s)
-			}
-		}
-	}
+	d.ticks++
+	d.watchHost()
 	d.watchTrainer(now)
 	d.rotateLogs(now)
 	d.forget(now)
@@ -249,14 +255,17 @@ func (d *Daemon) tick(now time.Time, lateness time.Duration) {
 	}
 	d.renewLease(now)
 	d.scan() // a ring may have been lost with its ringer
-	if now.Sub(d.reported) >= reportEvery {
+	if age := now.Sub(d.reported); age >= reportEvery || age >= troubleEvery && d.trainerTrouble(now) != nil {
 		d.dirty = true
 	}
 	if d.lead != nil {
+		d.lead.due = true
 		d.lead.tick(now, lateness)
 	}
 	d.saver.tick(now)
-	d.publishView()
+	if now.Sub(d.viewed) >= viewEvery {
+		d.publishView(now)
+	}
 	d.endOrphans()
 }
 

@@ -72,7 +72,7 @@ type Peer struct {
 	Watcher   bool   `json:"watcher,omitempty"` // does not take part in Raft
 }
 
-// Report is what a member tells the leader, at once when it changes and every 100 ms.
+// Report is what a member tells the leader, at once when it changes and every 250 ms.
 type Report struct {
 	phalanx.Incarnate
 	Seq        uint64               `json:"seq"` // newest command applied

@@ -89,20 +89,35 @@ func (p Paths) Shared(index int, n phalanx.Incarnation, kind string) string {
 }
 
 // Lives lists the incarnations of which a page exists for the member with a local index, ascending.
-func (p Paths) Lives(index int) []phalanx.Incarnation {
-	var out []phalanx.Incarnation
-	for _, n := range p.memory.List(filepath.Join(p.shm, fmt.Sprintf("phalanx.%s.%d.", p.place, index))) {
-		parts := strings.Split(filepath.Base(n), ".")
-		if parts[len(parts)-1] != "page" || len(parts) < 3 {
+func (p Paths) Lives(index int) []phalanx.Incarnation { return p.AllLives()[index] }
+
+// AllLives are the Lives of all members of the host, by local index.
+func (p Paths) AllLives() map[int][]phalanx.Incarnation {
+	out := map[int][]phalanx.Incarnation{}
+	for _, name := range p.memory.List(p.prefix()) {
+		parts := strings.Split(strings.TrimPrefix(name, p.prefix()), ".")
+		if len(parts) != 3 || parts[2] != "page" {
 			continue
 		}
-		if v, err := strconv.ParseUint(parts[len(parts)-2], 10, 64); err == nil {
-			out = append(out, phalanx.Incarnation(v))
+		index, err := strconv.Atoi(parts[0])
+		if err != nil {
+			continue
+		}
+		if n, err := strconv.ParseUint(parts[1], 10, 64); err == nil {
+			out[index] = append(out[index], phalanx.Incarnation(n))
 		}
 	}
-	sortIncarnations(out)
+	for _, lives := range out {
+		sortIncarnations(lives)
+	}
 	return out
 }
+
+// prefix is what the names of this host's files in shared memory begin with.
+func (p Paths) prefix() string { return filepath.Join(p.shm, "phalanx."+p.place+".") }
+
+// SharedVersion is another one after a file was added to the shared memory or taken away; 0 says nothing.
+func (p Paths) SharedVersion() uint64 { return p.memory.Version(p.prefix()) }
 
 // Remove unlinks every file in shared memory of one life. Files are never truncated: others may still map them.
 func (p Paths) Remove(index int, n phalanx.Incarnation) {

@@ -30,8 +30,9 @@ type saver struct {
 	cancel   context.CancelFunc
 	written  chan struct{} // closed when the write under way ends
 
-	old *oldSlab // the newest whole slab of an earlier life
-	mu  sync.Mutex
+	old    *oldSlab // the newest whole slab of an earlier life
+	sought oldKey   // for what it was looked for last
+	mu     sync.Mutex
 }
 
 // oldSlab is a slab that outlived its trainer.
@@ -198,6 +199,12 @@ func (s *saver) slabs() []phalanx.Label {
 	return out
 }
 
+// oldKey is what the search for an old slab depends on besides the files.
+type oldKey struct {
+	life    phalanx.Incarnation
+	tensors int
+}
+
 // findOld maps the newest whole slab of an earlier life, until the present life has one of its own.
 func (s *saver) findOld() {
 	d := s.d
@@ -207,6 +214,11 @@ func (s *saver) findOld() {
 	if labels := d.life.slabLabels(); len(labels) > 0 && s.old != nil && labels[0].Step >= s.old.label.Step {
 		s.drop()
 		return
+	}
+	if key := (oldKey{d.life.who.Incarnation, len(d.state.State)}); d.renamed || key != s.sought {
+		s.sought = key
+	} else {
+		return // nothing has come since the last look
 	}
 	lives := d.paths.Lives(d.cfg.Index)
 	for i := len(lives) - 1; i >= 0; i-- {

@@ -81,7 +81,7 @@ func (u *upstream) follow() {
 	for d.ctx.Err() == nil {
 		if d.raft.IsLeader() {
 			hint, failures = "", 0
-			u.pause(100 * time.Millisecond)
+			u.pause(time.Second) // the end of the leadership hastens
 			continue
 		}
 		began := time.Now()

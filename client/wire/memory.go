@@ -9,7 +9,10 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 	"unsafe"
+
+	"golang.org/x/sys/unix"
 )
 
 // Memory is what the daemons and trainers of one host share: pages, bells and segments, by name. SharedMemory is the real
@@ -27,6 +30,8 @@ type Memory interface {
 	OpenRegion(path string, writable bool) (*Region, error)
 	// List names what begins with prefix, in byte order.
 	List(prefix string) []string
+	// Version is another one after a name was added or taken away where List(prefix) looks; 0 says nothing.
+	Version(prefix string) uint64
 	// Remove takes a name away. Whoever has it mapped keeps it.
 	Remove(path string) error
 }
@@ -86,6 +91,23 @@ func (SharedMemory) List(prefix string) []string {
 		}
 	}
 	return out
+}
+
+// settled is how old a change of a directory must be for its time to tell it from the next one: the kernel's clock of files is
+// coarse.
+const settled = 100 * time.Millisecond
+
+// Version is the time at which the directory changed, once that is settled.
+func (SharedMemory) Version(prefix string) uint64 {
+	var st unix.Stat_t
+	if err := unix.Stat(filepath.Dir(prefix), &st); err != nil {
+		return 0
+	}
+	at := time.Unix(st.Mtim.Unix())
+	if age := time.Since(at); age < settled {
+		return 0
+	}
+	return uint64(at.UnixNano())
 }
 
 // Remove unlinks a file.
@@ -205,6 +227,9 @@ func (m *HeapMemory) WatchPage(path string) (*Page, error) {
 	p := &Page{words: r.Words(), region: r}
 	return p, checkHeader(p.words)
 }
+
+// Version says nothing: to list is as cheap.
+func (m *HeapMemory) Version(string) uint64 { return 0 }
 
 // List names what begins with prefix.
 func (m *HeapMemory) List(prefix string) []string {

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"os"
 	"os/signal"
+	"runtime"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -42,6 +43,9 @@ func (a *app) daemon(ctx context.Context, dir string, index int) error {
 		_ = os.Unsetenv(settings.KeyVariable)
 		stop := a.daemonSignals(ctx, dir, index, cfg.Log)
 		defer stop()
+		// The daemon's loop keeps one processor of Go's scheduler while it sleeps on its bell; what runs beside it gets two at
+		// least, or what it had.
+		runtime.GOMAXPROCS(max(runtime.GOMAXPROCS(0), 2) + 1)
 		var outcome node.Outcome
 		if outcome, err = node.Run(ctx, cfg); err == nil {
 			return a.leave(dir, index, outcome)
