@@ -57,17 +57,18 @@ var acts = []act{
 		s.see(m)
 	}},
 	{"heal", func(_ *sim, m *simMember) bool {
-		return m.trainer.Trainer && m.heal != nil && !(m.trainer.Holds && m.trainer.moving()) && m.seat == SeatHeal && m.trainer.Holds
+		return m.trainer.Trainer && m.heal != nil && !(m.trainer.Holds && m.trainer.moving()) && m.seat == SeatHeal && m.trainer.Holds && !m.torn
 	}, func(s *sim, m *simMember) {
-		m.trainer = Trainer{Possession: Possession{Trainer: true}, Healed: m.trainer.Healed}
-		m.history = nil
+		m.trainer = Trainer{Possession: m.trainer.Torn(), Healed: m.trainer.Healed}
+		m.torn, m.history = true, nil
 		s.see(m)
 	}},
 	{"healed", func(s *sim, m *simMember) bool {
 		_, ok := s.source(m)
-		return ok && !m.trainer.Holds
+		return ok && m.torn
 	}, func(s *sim, m *simMember) {
 		m.history, _ = s.source(m)
+		m.torn = false
 		g := m.heal.Generation
 		m.trainer = Trainer{Possession: Possession{Trainer: true, Holds: true, Label: m.heal.Label, Applying: m.heal.Label.Step}, Healed: HealResult{g, true}}
 		m.heal = nil

@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"phalanx"
+	"phalanx/internal/planted"
 )
 
 // close decides the next generation once the seal round is over: each member of the world has answered, is proven dead or
@@ -115,6 +116,9 @@ func donors(floor Floor, seats []phalanx.Seat, stay, leave []candidate) ([]phala
 	found := make([]bool, len(floor.Labels))
 	for _, x := range stay {
 		i := slices.IndexFunc(seats, func(seat phalanx.Seat) bool { return seat.Member == x.Member })
+		if planted.On(planted.NoCoordinate) && i >= 0 {
+			x.coordinate = seats[i].Coordinate
+		}
 		if !x.holds || i >= 0 && seats[i].Coordinate != x.coordinate {
 			continue
 		}

@@ -36,7 +36,7 @@ func (m *Machine) Asked() phalanx.Step {
 
 // AppendKey appends bytes that are equal for two machines which have read the same and go on alike: promises about
 // generations that are over, and what a trainer wrote for them, are left out. So are the state that was read, which its
-// owner names by a key of its own, and the votes of others (AppendVotes).
+// owner names by a key of its own, and the votes that it has heard (Heard).
 func (m *Machine) AppendKey(dst []byte) []byte {
 	if m.ended {
 		return append(dst, 0xff)
@@ -71,19 +71,6 @@ func (m *Machine) AppendKey(dst []byte) []byte {
 	dst = binary.AppendUvarint(dst, uint64(len(m.early)))
 	for _, r := range slices.Sorted(maps.Keys(m.early)) {
 		dst = m.early[r].appendKey(binary.AppendUvarint(dst, uint64(r)), g)
-	}
-	return dst
-}
-
-// AppendVotes appends what the machine knows of the votes of the given members in the present world, in their order.
-func (m *Machine) AppendVotes(dst []byte, order []phalanx.MemberID) []byte {
-	for _, id := range order {
-		seat := m.log.World.SeatOf(id)
-		if seat == nil || int(seat.Rank) >= len(m.votes) {
-			dst = append(dst, 0)
-			continue
-		}
-		dst = m.votes[seat.Rank].appendKey(dst, m.log.World.Generation)
 	}
 	return dst
 }

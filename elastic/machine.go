@@ -6,6 +6,7 @@ import (
 	"fmt"
 
 	"phalanx"
+	"phalanx/internal/planted"
 )
 
 // Machine is a daemon's own machine: it compares the committed state with what its trainer and its peers show, and says
@@ -45,6 +46,12 @@ type Page struct {
 
 // NewMachine returns the machine of a member's life that has read s and finds p on its page; a new life finds a zero page.
 func NewMachine(me phalanx.Incarnate, s *State, p Page) *Machine {
+	if planted.On(planted.SealForgotten) {
+		p.Sealed = phalanx.Generation{}
+	}
+	if planted.On(planted.VoteBeforePage) {
+		p.Vote = Vote{} // it was sent, and the daemon ended before it was on the page
+	}
 	return &Machine{me: me, log: s, sealed: p.Sealed, vote: p.Vote, refused: p.Refused, told: p.Told, started: p.Started, met: s.names(me), votes: make([]Vote, s.World.Size())}
 }
 
@@ -175,7 +182,7 @@ func (m *Machine) enter(acts []Action) []Action {
 		m.state = LocalIdle
 		return m.sit(append(acts, m.rollForward()...), SeatPark) // a donor rolls forward outside of the world too
 	}
-	if !m.sealed.Less(m.log.World.Generation) {
+	if m.isSealed() {
 		// Sealed unread, or adopted after a seal: this generation is dead for us, the next entry comes.
 		m.state = LocalAborting
 		m.leaving = m.log.World.Generation
@@ -189,6 +196,11 @@ func (m *Machine) enter(acts []Action) []Action {
 	acts = append(acts, m.rollForward()...)
 	acts = append(acts, Form{m.log.World.Generation})
 	return m.hearEarly(m.stand(acts))
+}
+
+// isSealed reports whether this member has promised not to vote in the newest generation.
+func (m *Machine) isSealed() bool {
+	return !m.sealed.Less(m.log.World.Generation) && !planted.On(planted.SealIgnored)
 }
 
 // rollForward applies the floor where the trainer holds the gradient that makes it, also outside of the world: others may
@@ -317,11 +329,20 @@ func (m *Machine) sealAsked(ev SealAsked) []Action {
 		return []Action{m.answer(ev.Generation)}
 	case ev.Generation == g && m.Seat() == nil:
 		return nil
-	case ev.Generation == g && ev.Boundary > 0 && m.waitsFor(ev.Boundary):
+	case ev.Generation == g && ev.Boundary > 0 && m.waitsFor(m.boundary(ev)):
+		ev.Boundary = m.boundary(ev)
 		m.ask = &ev
 		return nil
 	}
 	return m.seal(ev.Generation)
+}
+
+// boundary is the step that a planned seal waits for.
+func (m *Machine) boundary(ev SealAsked) phalanx.Step {
+	if planted.On(planted.BoundaryUnnamed) {
+		return max(m.trainer.Label.Step, m.vote.Step) // each member's own, all that it has voted for
+	}
+	return ev.Boundary
 }
 
 // waitsFor reports whether the member can still reach the boundary: it has not applied it and not voted beyond.

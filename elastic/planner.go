@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"phalanx"
+	"phalanx/internal/planted"
 )
 
 // Ask is a seal that the leader asks every member of the current generation for. A boundary of 0 is an ordinary seal.
@@ -268,13 +269,13 @@ func (p Planner) evidence(s *State, f *Facts) []phalanx.Evidence {
 		a := m.Answer
 		if a == nil || a.Generation != s.World.Generation {
 			// One sealed member makes the generation dead, whoever asked for it and whatever became of the reason.
-			if !f.Round.Asked && m.Sealed == s.World.Generation {
+			if !f.Round.Asked && m.Sealed == s.World.Generation && !planted.On(planted.SealNoEvidence) {
 				out = append(out, phalanx.Evidence{Kind: phalanx.Sealed, About: seat.Incarnate, Source: seat.Member, UnixNS: f.UnixNS, Detail: "sealed by an earlier leader"})
 			}
 			continue
 		}
 		short := f.Round.Planned && (f.Round.Late || !a.reached(s, f.Round.Boundary))
-		if !f.Round.Asked || short {
+		if !f.Round.Asked && !planted.On(planted.SealNoEvidence) || short {
 			e := phalanx.Evidence{Kind: phalanx.Sealed, About: seat.Incarnate, Source: seat.Member, UnixNS: f.UnixNS}
 			if short {
 				e.Detail = fmt.Sprintf("short of the boundary %d", f.Round.Boundary)
@@ -287,6 +288,9 @@ func (p Planner) evidence(s *State, f *Facts) []phalanx.Evidence {
 
 // reached reports whether the member stands at the boundary or beyond, in the present generation.
 func (a *Answer) reached(s *State, b phalanx.Step) bool {
+	if planted.On(planted.BoundaryUnnamed) {
+		return true
+	}
 	seat := s.World.SeatOf(a.Member)
 	return seat != nil && a.Possession.stands(s, seat.Coordinate) && a.Possession.Label.Step >= b
 }
@@ -387,7 +391,7 @@ func newestCopies(s *State, f *Facts, kind SourceKind) (Floor, []phalanx.MemberI
 			all = append(all, have{l, m.Member})
 		}
 	}
-	all = slices.DeleteFunc(all, func(h have) bool { return !s.OfLineage(h.label) })
+	all = slices.DeleteFunc(all, func(h have) bool { return !s.OfLineage(h.label) && !planted.On(planted.RewindAnywhere) })
 	slices.SortStableFunc(all, func(a, b have) int {
 		if a.label.Step != b.label.Step {
 			return int(b.label.Step) - int(a.label.Step)

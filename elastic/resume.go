@@ -61,7 +61,21 @@ func (p Possession) standsAt(l phalanx.Label) bool {
 	if !p.Trainer || !p.Holds || p.moving() {
 		return false
 	}
+	if planted.On(planted.NoLabel) && p.Label.Step == l.Step && p.Label.Coordinate == l.Coordinate {
+		return true
+	}
+	if planted.On(planted.NoCoordinate) && p.Label.Step == l.Step && p.Label.Generation == l.Generation {
+		return true
+	}
 	return p.Label == l || initial(p.Label) && initial(l) && p.Label.Coordinate == AnyCoordinate
+}
+
+// Torn is what a trainer possesses from the first byte of a heal to the last one: nothing.
+func (p Possession) Torn() Possession {
+	if planted.On(planted.HealUnmarked) {
+		return p
+	}
+	return Possession{Trainer: p.Trainer}
 }
 
 // rollsForwardTo reports whether the trainer has the gradient that makes l of its state, or is applying it.
@@ -77,6 +91,9 @@ func (p Possession) rollsForwardTo(l phalanx.Label) bool {
 // made in this generation. Below, above and beside that it heals first.
 func (p Possession) stands(s *State, coordinate int) bool {
 	floor, l := s.Floor.Label(coordinate), p.Label
+	if planted.On(planted.OnlyBelowHeals) && l.Step >= floor.Step && p.standsAt(l) {
+		return true
+	}
 	return p.standsAt(floor) || p.standsAt(l) && l.Generation == s.World.Generation && l.Coordinate == coordinate && l.Step > floor.Step
 }
 
@@ -112,7 +129,7 @@ func ResumeStep(s *State, answers []Answer) (floor Floor, newest phalanx.Step, w
 			top = v.Step
 		}
 	}
-	if planted.On(planted.ResumeApplied) {
+	if planted.On(planted.ResumeApplied) || planted.On(planted.FloorForgotten) && top == s.Floor.Step {
 		return newestApplied(s, answers)
 	}
 	if top == s.Floor.Step {
@@ -166,13 +183,15 @@ func ResumeStep(s *State, answers []Answer) (floor Floor, newest phalanx.Step, w
 	return fill(Floor{r, labels}, known, s), top, why, nil
 }
 
-// newestApplied is what a planted bug takes for the resume step.
+// newestApplied is what planted bugs take for the resume step.
 func newestApplied(s *State, answers []Answer) (Floor, phalanx.Step, string, error) {
-	floor := s.Floor
+	floor := InitialFloor(s.GroupSize())
 	for i := range answers {
-		if l := answers[i].Possession.Label; answers[i].Possession.Holds && l.Generation == s.World.Generation && l.Step > floor.Step {
-			floor = Floor{l.Step, slices.Clone(floor.Labels)}
-			floor.Labels[l.Coordinate] = l
+		if l := answers[i].Possession.Label; answers[i].Possession.Holds && l.Step > floor.Step {
+			floor.Step = l.Step
+			for c := range floor.Labels {
+				floor.Labels[c] = phalanx.Label{Step: l.Step, Generation: l.Generation, Digest: l.Digest, Coordinate: c}
+			}
 		}
 	}
 	return floor, floor.Step, "the newest step that was applied", nil

@@ -64,6 +64,7 @@ type simMember struct {
 	ended  bool
 	notOK  bool // the next vote is not ok
 	flip   bool // the next gradient is wrong
+	torn   bool // between the first byte of a heal and the last one
 	quit   bool // asked to leave by its host
 	late   bool // its lease has run out and no leader hears it; it still reads and hears
 	done   bool
@@ -146,6 +147,17 @@ func (s *sim) perform(m *simMember, acts []Action) {
 			if !m.page.Sealed.Less(a.Vote.Generation) {
 				s.broken("%s voted in %s and had sealed %s", m.me, a.Vote.Generation, m.page.Sealed)
 			}
+			for _, l := range m.history {
+				if !m.machine.Log().OfLineage(l) {
+					s.broken("%s votes for step %d with a state of an abandoned branch: %s", m.me, a.Vote.Step, l)
+				}
+				if seat := m.machine.Seat(); seat != nil && l.Coordinate != seat.Coordinate {
+					s.broken("%s votes as coordinate %d with %s", m.me, seat.Coordinate, l)
+				}
+			}
+			if m.torn {
+				s.broken("%s votes for step %d with a state torn by an unfinished heal", m.me, a.Vote.Step)
+			}
 			m.page.Vote = a.Vote
 			if s.ballot(m.me.Member, a.Vote.Generation, a.Vote.Step) == nil {
 				if s.ballots == nil {
@@ -213,7 +225,7 @@ func (s *sim) first(m *simMember, a FirstStep) {
 
 // stop ends the trainer: it possesses nothing any more.
 func (s *sim) stop(m *simMember) {
-	m.trainer, m.history, m.heal = Trainer{}, nil, nil
+	m.trainer, m.history, m.heal, m.torn = Trainer{}, nil, nil, false
 	s.see(m)
 }
 
@@ -242,6 +254,9 @@ func (s *sim) append(c Command) {
 	}
 	if err := CheckStep(before, after); err != nil {
 		s.broken("by %s: %v", c.kind(), err)
+	}
+	if p := s.store.Published; p != nil && after.Branch != before.Branch && p.Step > after.Floor.Step && before.OfLineage(p.Labels[0]) && len(s.store.Unreadable) == 0 {
+		s.broken("%s resumes at %d below the published step %d", after.World.Generation, after.Floor.Step, p.Step)
 	}
 	if before.World.Generation != after.World.Generation {
 		s.round = Round{}
@@ -320,6 +335,10 @@ func (s *sim) applied(m *simMember, l phalanx.Label) {
 		s.broken("%s applied step %d after %d", m.me, l.Step, len(m.history))
 	}
 	now := s.state()
+	named := slices.ContainsFunc(s.log, func(x *State) bool { return x.Floor.Label(l.Coordinate) == l })
+	if !named && !slices.Contains(s.decided, l) {
+		s.broken("%s applied %s, which nobody has decided", m.me, l)
+	}
 	if now.OfLineage(l) {
 		for _, o := range s.made {
 			if o.Step == l.Step && o.Coordinate == l.Coordinate && o != l && now.OfLineage(o) {
@@ -407,7 +426,7 @@ func (s *sim) lead() bool {
 		if s.round == r {
 			return false
 		}
-		s.round = r
+		s.round, s.bound = r, 0
 		if r.Planned {
 			s.trace("leader asks to seal %s at step %d: %s", plan.Ask.Generation, r.Boundary, plan.Why)
 		} else {
@@ -436,7 +455,12 @@ func (s *sim) elect() {
 // publish saves and publishes a checkpoint of a step that living trainers hold whole.
 func (s *sim) publish(commit uint64) bool {
 	now := s.state()
-	floor, _, ok := newestCopies(now, s.facts(), FromLive)
+	f := s.facts()
+	for i := range f.Members {
+		x := &f.Members[i]
+		x.Connected, x.Silent = x.Connected || s.member(x.Member).trainer.Trainer, false // its shard may have been written long ago
+	}
+	floor, _, ok := newestCopies(now, f, FromLive)
 	if !ok {
 		return false
 	}

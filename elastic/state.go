@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"phalanx"
+	"phalanx/internal/planted"
 )
 
 // FormatVersion is the version of State in snapshots and of commands in the log.
@@ -249,6 +250,9 @@ func (s *State) NextGeneration(f Floor) phalanx.Generation {
 		if g.Less(l.Generation) {
 			g = l.Generation
 		}
+	}
+	if planted.On(planted.GenerationReused) && !g.IsZero() {
+		return g
 	}
 	return g.Next()
 }

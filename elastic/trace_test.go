@@ -212,6 +212,8 @@ func (p *player) whole(verb string, args []string) (bool, error) {
 		s.append(Resize{Want: number()})
 	case "stopped":
 		s.append(Halt{Reason: HaltReason{Kind: StoppedByOperator, Words: "an operator asked for it"}})
+	case "started-again":
+		s.append(Resume{})
 	case "new-log": // the next run: nothing is left but the store
 		*s = sim{planner: s.planner, log: []*State{NewState()}, store: s.store, stored: s.stored, drafts: map[string]Command{}, trace: s.trace}
 		p.mark = 0

@@ -2,7 +2,10 @@
 
 package elastic
 
-import "phalanx"
+import (
+	"phalanx"
+	"phalanx/internal/planted"
+)
 
 // tryVote casts the vote that the trainer asks for if the member may vote for it now. A vote is final.
 func (m *Machine) tryVote(acts []Action) []Action {
@@ -10,13 +13,14 @@ func (m *Machine) tryVote(acts []Action) []Action {
 		return acts
 	}
 	r, g := m.trainer.Request, m.log.World.Generation
-	if r.Step == 0 || r.Generation != g || !m.lease || !m.formed || !m.stands() || !m.sealed.Less(g) {
+	if r.Step == 0 || r.Generation != g || !m.lease || !m.formed || !m.stands() || m.isSealed() {
 		return acts
 	}
 	if r.Step != m.trainer.Label.Step+1 || m.ask != nil && r.Step > m.ask.Boundary {
 		return acts
 	}
-	if m.vote.Generation == g && m.vote.Step >= r.Step {
+	changed := planted.On(planted.VoteChanges) && m.vote.Step == r.Step && m.vote != r
+	if m.vote.Generation == g && m.vote.Step >= r.Step && !changed {
 		return m.decide(acts) // cast already, perhaps by the daemon's predecessor
 	}
 	m.vote, m.state = r, LocalRunning
@@ -109,6 +113,9 @@ func (m *Machine) decide(acts []Action) []Action {
 	}
 	size := m.log.World.GroupSize
 	for r, v := range m.votes {
+		if planted.On(planted.CommitShort) && r == len(m.votes)-1 {
+			continue
+		}
 		if v.Generation != g || v.Step < n.Step || v.Step == n.Step && !v.OK {
 			return acts
 		}

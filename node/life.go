@@ -233,8 +233,10 @@ func (l *life) readTrainer() elastic.Trainer {
 	applying, _ := l.page.ReadApplying()
 	healing, _ := l.page.ReadHealing()
 	if n > 0 && applied.TrainerStart == l.helloStart {
-		t.Label = applied.Label()
-		t.Holds = applied.Valid && !(healing.On && healing.TrainerStart == l.helloStart)
+		t.Label, t.Holds = applied.Label(), applied.Valid
+		if healing.On && healing.TrainerStart == l.helloStart {
+			t.Possession = t.Torn()
+		}
 	}
 	if !t.Holds {
 		t.Label = phalanx.Label{}

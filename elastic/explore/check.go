@@ -49,12 +49,21 @@ func (d *doing) takesPart(i int, v elastic.Vote) {
 	if seat == nil {
 		return
 	}
-	for _, x := range d.decided {
-		if x.coordinate == seat.Coordinate && x.step < v.Step &&
-			log.OfLineage(x.label()) && l.history[x.step] != x.what && x.generation.Less(v.Generation) {
-			d.broken("%s takes part in %s with a step %d that %d made, decided was that of %s", l.me, v.Generation, x.step, l.history[x.step]>>2, x.generation)
+	for step := phalanx.Step(1); step < v.Step && step <= maxSteps; step++ {
+		if !d.stood(log, step, seat.Coordinate, l.history[step]) {
+			d.broken("%s takes part in %s with a step %d that %d made, which was not decided there", l.me, v.Generation, step, l.history[step]>>2)
 		}
 	}
+}
+
+// stood reports whether the branch that a member has read decided what its state was made of at some step.
+func (w *world) stood(log *elastic.State, step phalanx.Step, coordinate int, what lab) bool {
+	for _, x := range w.decided {
+		if x.step == step && x.coordinate == coordinate && x.what == what && log.OfLineage(x.label()) {
+			return true
+		}
+	}
+	return false
 }
 
 func (x decision) label() phalanx.Label {
@@ -145,12 +154,20 @@ func separated(s *elastic.State, a, b decision) bool {
 }
 
 // floorMoved checks an entry that began a generation: what was decided is undone by rewinds alone.
-func (d *doing) floorMoved(now *elastic.State) {
-	if now.World.Size() == 0 {
-		return // nobody resumes there; only a rewind may follow
+func (d *doing) floorMoved(before, now *elastic.State) {
+	for i := range d.stored {
+		if now.Branch == before.Branch {
+			break
+		}
+		if p := &d.stored[i]; p.Step > now.Floor.Step && before.OfLineage(p.Labels[0]) {
+			d.broken("%s resumes at %d below the published step %d", now.World.Generation, now.Floor.Step, p.Step)
+		}
 	}
 	g, floor := now.World.Generation, now.Floor
 	for _, x := range d.decided {
+		if now.World.Size() == 0 {
+			break // nobody resumes there; only a rewind may follow
+		}
 		if !x.generation.Less(g) || !now.OfLineage(x.label()) {
 			continue
 		}

@@ -19,6 +19,10 @@ type Config struct {
 	Want    int // ranks of a full world, Members when 0
 	Min     int // ranks that may train, Group when 0
 
+	// Before is what happens before the exploration begins, in the words of the stories without "> ": each is what one event is
+	// told as, its lines joined by "; ", or "run to STEP". The bounds count from there.
+	Before []string
+
 	Steps       phalanx.Step // nobody votes for later ones
 	Generations int          // formed at most
 	Faults      int          // at most
@@ -34,6 +38,10 @@ type Config struct {
 	// What happens at no cost.
 	Heals   bool // heals take time: other things happen between their begin and their end
 	Planned bool // a leader names a boundary
+	Wishes  int  // of an operator, at most
+	Wish    Wish // which ones
+	Opening bool // begins with an empty log: members start at any time
+	Finish  bool // the last step ends the job
 	Publish int  // checkpoints at most
 	Late    int  // entries at most that late leaders have computed and not proposed yet
 	Fine    bool // forming, leaving and the optimizer take time too, and each vote is heard by itself
@@ -52,6 +60,19 @@ type Config struct {
 	Progress func(depth, states, frontier int)
 }
 
+// Wish is a set of what an operator asks for.
+type Wish uint8
+
+// What an operator asks for.
+const (
+	Resizes Wish = 1 << iota
+	Drains
+	Quarantines // and lifts them
+	Stops       // and starts the job again
+	Leaves      // by the member's own host
+	AllWishes   = Resizes | Drains | Quarantines | Stops | Leaves
+)
+
 func (c *Config) defaults() error {
 	c.Group, c.Workers = max(1, c.Group), max(1, c.Workers)
 	if c.Want == 0 {
@@ -61,7 +82,7 @@ func (c *Config) defaults() error {
 	switch {
 	case c.Members < 1 || c.Members > maxMembers:
 		return fmt.Errorf("configuration %s has %d members; between 1 and %d are possible", c.Name, c.Members, maxMembers)
-	case c.Joiners < 0 || c.Members-c.Joiners < c.Group:
+	case !c.Opening && (c.Joiners < 0 || c.Members-c.Joiners < c.Group):
 		return fmt.Errorf("configuration %s has %d members, of which %d join later: the first world needs a whole group of %d", c.Name, c.Members, c.Joiners, c.Group)
 	case c.Steps+3 > maxSteps:
 		return fmt.Errorf("configuration %s has %d steps; at most %d are possible", c.Name, c.Steps, maxSteps-3)

@@ -14,6 +14,7 @@ func (x *explorer) after(w *world, e event) *world {
 	c := *w
 	d := &doing{x: x, world: &c}
 	d.do(e)
+	d.refresh()
 	return d.world
 }
 
@@ -21,6 +22,9 @@ func (d *doing) do(e event) {
 	i := int(e.member)
 	if e.fault() {
 		d.faults++
+	}
+	if e.kind >= doResize && e.kind <= doQuit && e.kind != doResume {
+		d.wishes++
 	}
 	switch e.kind {
 	case doRead:
@@ -83,11 +87,25 @@ func (d *doing) do(e event) {
 		d.append(c)
 	case doPublish:
 		d.publish()
+	case doResize:
+		d.append(elastic.Resize{Want: int(e.arg)})
+	case doDrain:
+		d.append(elastic.Drain{Member: d.x.names[i], Why: "asked by an operator"})
+	case doQuarantine:
+		d.append(elastic.Quarantine{Member: d.x.names[i], Evidence: phalanx.Evidence{Kind: phalanx.Asked, About: d.lives[i].me, Source: d.x.names[i]}})
+	case doLift:
+		d.append(elastic.Lift{Member: d.x.names[i], Why: "it was tested"})
+	case doStop:
+		d.append(elastic.Halt{Reason: elastic.HaltReason{Kind: elastic.StoppedByOperator, Words: "an operator asked for it"}})
+	case doResume:
+		d.append(elastic.Resume{})
+	case doQuit:
+		d.on(i).quit = true
 	case doKill:
 		d.stop(i)
 	case doLose:
 		l := d.on(i)
-		l.lost, l.machine, l.trainer, l.history, l.mixed = true, nil, elastic.Trainer{}, [maxSteps + 1]lab{}, false
+		l.lost, l.machine, l.trainer, l.history, l.mixed, l.torn = true, nil, elastic.Trainer{}, [maxSteps + 1]lab{}, false, false
 		l.page, l.heal, l.forming, l.leaving = elastic.Page{}, nil, phalanx.Generation{}, phalanx.Generation{}
 	case doKillDaemon:
 		l := d.on(i)
@@ -122,8 +140,8 @@ func (d *doing) finish(i int) {
 
 func (d *doing) heal(i int) {
 	l := d.on(i)
-	l.trainer = elastic.Trainer{Possession: elastic.Possession{Trainer: true}, Healed: l.trainer.Healed}
-	l.mixed = true
+	l.trainer = elastic.Trainer{Possession: l.trainer.Torn(), Healed: l.trainer.Healed}
+	l.mixed, l.torn = true, true
 	d.see(i)
 }
 
@@ -134,7 +152,7 @@ func (d *doing) healed(i int) {
 	if o == -2 {
 		return // what was begun has lost its source
 	}
-	l.history, l.mixed = [maxSteps + 1]lab{}, false
+	l.history, l.mixed, l.torn = [maxSteps + 1]lab{}, false, false
 	switch {
 	case o >= 0:
 		l.history, l.mixed = d.lives[o].history, d.lives[o].mixed

@@ -5,7 +5,6 @@ package explore
 import (
 	"fmt"
 	"math/bits"
-	"strings"
 
 	"phalanx"
 	"phalanx/elastic"
@@ -35,6 +34,13 @@ const (
 	doDraft
 	doCommit
 	doPublish
+	doResize // to arg
+	doDrain
+	doQuarantine
+	doLift
+	doStop
+	doResume
+	doQuit
 	// Faults.
 	doNotOK
 	doFlip
@@ -98,7 +104,7 @@ func (d *doing) events(out []event) []event {
 			if canHeal(l) && (x.Heals || d.source(i) >= -1) {
 				add(doHeal, 0)
 			}
-			if x.Heals && l.heal != nil && l.trainer.Trainer && !l.trainer.Holds && d.source(i) >= -1 {
+			if x.Heals && l.heal != nil && l.torn && d.source(i) >= -1 {
 				add(doHealed, 0)
 			}
 			if canCompute(l, x.Steps) {
@@ -189,26 +195,65 @@ func (d *doing) leading(out []event, more bool) []event {
 			}
 		}
 	}
-	for k := range d.drafts {
-		out = append(out, event{doCommit, 0, uint8(k)})
-	}
-	first, last := phalanx.Step(0), phalanx.Step(0)
-	if x.Planned && !d.round.Asked {
-		first, last = now.Floor.Step+1, max(x.Steps, now.Floor.Step+1)
-	}
-	for b := first; b <= last; b++ {
-		p := d.plan(d.everybody(b))
-		_, forms := formation(p.Command)
-		if p.wrong != "" || p.next != nil && (more || !forms) || p.Ask != nil && p.Ask.Planned && more && !d.round.Asked && b > 0 {
+	if p := d.plan(d.everybody(0)); p.Ask == nil {
+		if _, forms := formation(p.Command); p.wrong != "" || p.next != nil && (more || !forms) {
+			out = append(out, event{doLeadAll, 0, 0})
+		}
+	} else if x.Planned && p.Ask.Planned && more && !d.round.Asked {
+		for b := now.Floor.Step + 1; b <= max(x.Steps, now.Floor.Step+1); b++ {
 			out = append(out, event{doLeadAll, 0, uint8(b)})
 		}
-		if p.Ask == nil {
-			break // the boundary does not matter
-		}
+	}
+	if ends(now) && now.Phase == elastic.Halted {
+		out = append(out, event{doResume, 0, 0})
+	}
+	for k := range d.drafts {
+		out = append(out, event{doCommit, 0, uint8(k)})
 	}
 	if len(d.stored) < x.Publish {
 		if _, ok := d.whole(); ok {
 			out = append(out, event{doPublish, 0, 0})
+		}
+	}
+	if int(d.wishes) < x.Wishes {
+		return d.wishing(out)
+	}
+	return out
+}
+
+// wishing appends what an operator may ask for. A resume ends what a stop began, at no cost.
+func (d *doing) wishing(out []event) []event {
+	x, now := d.x, d.state()
+	if x.Wish&Stops != 0 && now.Spec != nil {
+		out = append(out, event{doStop, 0, 0})
+	}
+	if now.Phase == elastic.Finished {
+		return out
+	}
+	for want := 1; want <= x.Members && x.Wish&Resizes != 0 && now.Spec != nil; want++ {
+		if want != now.Policy.Want {
+			out = append(out, event{doResize, 0, uint8(want)})
+		}
+	}
+	for i, l := range d.lives {
+		if l == nil {
+			continue
+		}
+		m := now.Member(l.me.Member)
+		if m == nil {
+			continue
+		}
+		if x.Wish&Drains != 0 && m.State != elastic.Gone && m.State != elastic.Draining {
+			out = append(out, event{doDrain, uint8(i), 0})
+		}
+		if x.Wish&Quarantines != 0 && !m.Quarantine {
+			out = append(out, event{doQuarantine, uint8(i), 0})
+		}
+		if x.Wish&Quarantines != 0 && m.Quarantine {
+			out = append(out, event{doLift, uint8(i), 0})
+		}
+		if x.Wish&Leaves != 0 && !l.quit && l.up() {
+			out = append(out, event{doQuit, uint8(i), 0})
 		}
 	}
 	return out
@@ -299,7 +344,7 @@ func (d *doing) each(i int, step phalanx.Step, f func(phalanx.Rank, elastic.Vote
 
 func canHeal(l *life) bool {
 	t := &l.trainer
-	return t.Trainer && t.Holds && l.heal != nil && !moving(t) && l.seat == elastic.SeatHeal
+	return t.Trainer && t.Holds && !l.torn && l.heal != nil && !moving(t) && l.seat == elastic.SeatHeal
 }
 
 func canApply(l *life) bool {
@@ -347,14 +392,14 @@ func (d *doing) whole() (stored, bool) {
 	now := d.state()
 	var best stored
 	for _, l := range d.lives {
-		if l == nil || !l.up() || !standsAt(&l.trainer, l.trainer.Label) || l.trainer.Label.Step <= best.Step || !now.OfLineage(l.trainer.Label) {
+		if l == nil || !standsAt(&l.trainer, l.trainer.Label) || l.trainer.Label.Step <= best.Step || !now.OfLineage(l.trainer.Label) {
 			continue
 		}
 		at := l.trainer.Label
 		x := stored{Published: elastic.Published{Step: at.Step, Generation: at.Generation, Branch: now.Branch, Labels: make([]phalanx.Label, d.x.Group), Commit: uint64(len(d.stored) + 1)}}
 		found := 0
 		for _, o := range d.lives {
-			if o == nil || !o.up() {
+			if o == nil || !o.trainer.Trainer {
 				continue
 			}
 			if y := o.trainer.Label; standsAt(&o.trainer, y) && y.Step == at.Step && y.Generation == at.Generation && x.Labels[y.Coordinate].Step == 0 {
@@ -373,11 +418,11 @@ func (d *doing) whole() (stored, bool) {
 }
 
 func (x *explorer) list(mask uint8) string {
-	var names []string
+	text := ""
 	for mask &^= blind; mask != 0; mask &= mask - 1 {
-		names = append(names, string(x.names[bits.TrailingZeros8(mask)]))
+		text += " " + string(x.names[bits.TrailingZeros8(mask)])
 	}
-	return strings.Join(names, " ")
+	return text
 }
 
 func (e event) String() string { return fmt.Sprintf("%d of %d with %d", e.kind, e.member, e.arg) }

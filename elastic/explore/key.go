@@ -47,16 +47,18 @@ type keyed struct {
 	events []event
 }
 
-// key is equal for two worlds that go on alike, whatever their members are called.
+// key is equal for two worlds that go on alike, whatever their members are called. The world must be refreshed.
 func (k *keyed) key(w *world) hash {
 	x := k.x
-	oldest := w.oldest()
-	for i := range x.Members {
-		k.own[i] = k.life(k.own[i][:0], w, i, oldest)
-		k.sign[i] = sum(k.own[i])
-	}
 	k.b = k.shared(k.b[:0], w)
 	fixed := len(k.b)
+	oldest := w.oldest()
+	for i := range x.Members {
+		k.own[i] = w.member(k.own[i][:0], i, oldest)
+		if len(x.orders) > 1 {
+			k.sign[i] = sum(k.own[i])
+		}
+	}
 	var best hash
 	first := true
 order:
@@ -74,11 +76,36 @@ order:
 	return best
 }
 
+// member appends what a member is without naming anybody: its life, and how far it is behind the log.
+func (w *world) member(b []byte, i int, oldest phalanx.Generation) []byte {
+	l := w.lives[i]
+	if l == nil {
+		return append(b, 0xff)
+	}
+	b = l.sig.append(b)
+	for _, v := range w.ballots[i] {
+		if !v.Generation.Less(oldest) {
+			b = v.AppendKey(b)
+		}
+	}
+	b = append(b, 0)
+	if l.over() {
+		return b
+	}
+	behind := byte(0)
+	for n := w.head; n != l.at; n = n.prev {
+		if n.relevant {
+			behind++
+		}
+	}
+	return append(b, behind)
+}
+
 // oldest is the oldest generation that a machine may still hear votes of.
 func (w *world) oldest() phalanx.Generation {
 	g := w.state().World.Generation
 	for _, l := range w.lives {
-		if l != nil && !l.lost && !l.fenced && !l.ended {
+		if l != nil && !l.over() {
 			if x := l.at.state.World.Generation; x.Less(g) {
 				g = x
 			}
@@ -123,50 +150,76 @@ func appendHistory(b []byte, h [maxSteps + 1]lab) []byte {
 	return append(b, 0)
 }
 
-// life appends a member without naming anybody.
-func (k *keyed) life(b []byte, w *world, i int, oldest phalanx.Generation) []byte {
-	l := w.lives[i]
-	if l == nil {
-		return append(b, 0xff)
-	}
+// over reports whether nothing of this life is left to do anything.
+func (l *life) over() bool { return l.lost || l.fenced || l.ended }
+
+// refresh makes the keys of a life that was changed.
+func (l *life) refresh(x *explorer, b []byte) []byte {
 	flags := [2]byte{}
 	for n, on := range []bool{l.machine == nil, l.lost, l.fenced, l.ended, l.done, l.quit, l.expired, l.heal != nil} {
 		if on {
 			flags[0] |= 1 << n
 		}
 	}
-	g := w.state().World.Generation
-	for n, on := range []bool{l.mixed, l.asked, l.answer != nil} {
+	for n, on := range []bool{l.mixed, l.asked, l.answer != nil, l.torn} {
 		if on {
 			flags[1] |= 1 << n
 		}
 	}
-	b = append(b, byte(l.me.Incarnation), flags[0], flags[1])
+	b = append(b[:0], byte(l.me.Incarnation), flags[0], flags[1])
 	if l.answer != nil {
 		b = l.answer.AppendKey(b)
 	}
-	for _, v := range w.ballots[i] {
-		if !v.Generation.Less(oldest) {
-			b = v.AppendKey(b)
+	if l.over() {
+		l.sig = sum(b)
+	} else {
+		l.sig = sum(l.rest(b))
+	}
+	for i := range l.heard {
+		l.heard[i], l.told[i] = 0, 0
+	}
+	if !l.over() && l.machine != nil {
+		log := l.machine.Log()
+		for i, id := range x.names {
+			if seat := log.World.SeatOf(id); seat != nil {
+				if v := l.machine.Heard(seat.Rank); v.Step > 0 {
+					b = v.AppendKey(b[:0])
+					l.heard[i] = sum(b)[0]
+				}
+			}
 		}
 	}
-	b = append(b, 0)
-	if l.lost || l.fenced || l.ended {
-		return b
-	}
-	behind := byte(0)
-	for n := w.head; n != l.at; n = n.prev {
-		if n.relevant {
-			behind++
+	if len(l.evidence) > 0 {
+		for i := range x.names {
+			b = elastic.AppendEvidence(b[:0], l.evidence, x.names[i:i+1])
+			if len(b) > 1 {
+				l.told[i] = sum(b)[0]
+			}
 		}
 	}
-	b = append(b, behind)
+	b = append(b[:0], byte(l.me.Incarnation), flags[0])
+	if l.machine != nil {
+		b = append(b, byte(l.machine.Sealed().Number))
+	}
+	t := elastic.Trainer{Possession: l.trainer.Possession}
+	b = t.AppendKey(b, phalanx.Generation{})
+	if l.answer != nil {
+		b = l.answer.AppendKey(b)
+	}
+	for _, x := range l.told {
+		b = binary.LittleEndian.AppendUint64(b, x)
+	}
+	l.fact = sum(b)
+	return b
+}
+
+// rest appends what a life does next.
+func (l *life) rest(b []byte) []byte {
 	at := l.at.state.World.Generation
 	switch {
 	case l.machine != nil:
 		b = l.machine.AppendKey(b)
-		b = appendPending(b, l.forming, g)
-		b = appendPending(b, l.leaving, g)
+		b = append(b, byte(l.forming.Number), byte(l.leaving.Number))
 	default:
 		b = l.trainer.AppendKey(b, at)
 		b = appendPage(b, &l.page, at)
@@ -175,15 +228,7 @@ func (k *keyed) life(b []byte, w *world, i int, oldest phalanx.Generation) []byt
 	if l.promised.Less(at) {
 		return append(b, 0)
 	}
-	return append(b, 1+byte(g.Number-l.promised.Number))
-}
-
-// appendPending appends a generation of which something is to come, 0 for none.
-func appendPending(b []byte, g, now phalanx.Generation) []byte {
-	if g.IsZero() {
-		return append(b, 0)
-	}
-	return append(b, 1+byte(now.Number-g.Number))
+	return append(b, byte(l.promised.Number))
 }
 
 // appendPage appends what of a page can still matter in generation g.
@@ -221,11 +266,13 @@ func (k *keyed) named(b []byte, w *world, n int) []byte {
 		if l == nil {
 			continue
 		}
-		if l.up() {
-			b = l.machine.AppendVotes(b, x.ordered[n])
+		for _, j := range order {
+			b = binary.LittleEndian.AppendUint64(b, l.heard[j])
 		}
 		if len(l.evidence) > 0 {
-			b = elastic.AppendEvidence(b, l.evidence, x.ordered[n])
+			for _, j := range order {
+				b = binary.LittleEndian.AppendUint64(b, l.told[j])
+			}
 		}
 		b = append(b, 0xfe)
 	}
@@ -233,7 +280,7 @@ func (k *keyed) named(b []byte, w *world, n int) []byte {
 	// What is still to be read, as far back as somebody stands.
 	oldest := w.head.index
 	for _, l := range w.lives {
-		if l != nil && !l.lost && !l.fenced && !l.ended {
+		if l != nil && !l.over() {
 			oldest = min(oldest, l.at.index)
 		}
 	}

@@ -4,7 +4,6 @@ package explore
 
 import (
 	"fmt"
-	"slices"
 	"sync"
 
 	"phalanx"
@@ -101,10 +100,8 @@ func (d *doing) advance(next *logged) {
 	n := &node{prev: d.head, state: next, index: d.head.index + 1}
 	formed := old.World.Generation != next.World.Generation
 	n.relevant = formed || ends(next.State) != ends(old.State)
-	for i, l := range d.lives {
-		if l != nil {
-			n.relevant = n.relevant || over(old.State, d.x.names[i]) != over(next.State, d.x.names[i])
-		}
+	for _, l := range d.lives {
+		n.relevant = n.relevant || l != nil && alive(old.State, l.me) != alive(next.State, l.me)
 	}
 	d.head = n
 	if formed {
@@ -115,7 +112,7 @@ func (d *doing) advance(next *logged) {
 				l.answer, l.evidence, l.asked = nil, nil, false
 			}
 		}
-		d.floorMoved(next.State)
+		d.floorMoved(old.State, next.State)
 	}
 }
 
@@ -124,16 +121,10 @@ func ends(s *elastic.State) bool {
 	return s.Phase == elastic.Finished || s.Phase == elastic.Halted && s.Halt != nil && s.Halt.Kind.Ends()
 }
 
-// over is the newest life of a member that is known to be gone, or to have taken the place of another.
-func over(s *elastic.State, id phalanx.MemberID) phalanx.Incarnation {
-	m := s.Member(id)
-	if m == nil {
-		return 0
-	}
-	if m.State == elastic.Gone {
-		return 2 * m.Incarnation
-	}
-	return 2*m.Incarnation - 1
+// alive reports whether the log still knows a life, or does not know it yet.
+func alive(s *elastic.State, who phalanx.Incarnate) bool {
+	m := s.Member(who.Member)
+	return m == nil || m.Incarnation < who.Incarnation || m.Incarnation == who.Incarnation && m.State != elastic.Gone
 }
 
 // view says what a leader knows: whom it hears, and whether it knows no more of them than what they answered.
@@ -149,7 +140,7 @@ type view struct {
 // did, or if nothing is left to hold one.
 func (d *doing) facts(v view) *elastic.Facts {
 	now := d.state()
-	f := &elastic.Facts{Round: v.round, Leader: "the leader", JoinClosed: true, LeaseOut: true, Boundary: v.boundary}
+	f := &elastic.Facts{Round: v.round, Leader: "the leader", JoinClosed: true, LeaseOut: d.leaseOut(v.hears), Boundary: v.boundary}
 	f.Store.Known = true
 	if n := len(d.stored); n > 0 {
 		f.Store.Published = &d.stored[n-1].Published
@@ -165,12 +156,14 @@ func (d *doing) facts(v view) *elastic.Facts {
 		x.Connected = heard && l.up() && !l.expired
 		x.Silent = !heard || l.lost || l.expired
 		x.Dead = l.machine == nil && !l.lost
-		x.Possession = l.trainer.Possession
-		if l.lost {
+		if heard {
+			x.Possession = l.trainer.Possession
+		}
+		if l.lost || !heard {
 			x.Possession.Trainer = true // nobody has said otherwise
 		}
-		x.Finished = l.done
-		if l.done {
+		x.Finished = l.done && heard
+		if x.Finished {
 			x.Digest = phalanx.Digest{1, 1}
 		}
 		if heard && inWorld {
@@ -182,9 +175,6 @@ func (d *doing) facts(v view) *elastic.Facts {
 		if l.up() && heard {
 			x.Sealed = l.machine.Sealed()
 		}
-		if !heard && inWorld && !l.expired && !l.lost && l.machine != nil && !l.fenced && !l.ended {
-			f.LeaseOut = false
-		}
 		// A member outside of the world that was not heard of since the leader's election is nobody to it.
 		if x.Connected || inWorld || heard && now.Living(l.me) {
 			f.Members = append(f.Members, x)
@@ -193,22 +183,50 @@ func (d *doing) facts(v view) *elastic.Facts {
 	return f
 }
 
+// leaseOut reports whether nobody who is not heard can still hold a lease.
+func (d *doing) leaseOut(hears uint8) bool {
+	now := d.state()
+	for i, l := range d.lives {
+		if l != nil && hears>>i&1 == 0 && !l.expired && l.up() && now.World.Has(l.me) {
+			return false
+		}
+	}
+	return true
+}
+
 // plan is what a leader with this view does. It is asked once for equal facts.
 func (d *doing) plan(v view) *planned {
-	f := d.facts(v)
-	b := append(d.x.buffer(), byte(d.head.state.id), byte(d.head.state.id>>8), byte(d.head.state.id>>16), byte(d.head.state.id>>24))
+	d.refresh()
 	flags := byte(0)
-	for i, on := range []bool{f.LeaseOut, v.round.Asked, v.round.Planned, v.round.Late} {
+	for i, on := range []bool{d.leaseOut(v.hears), v.round.Asked, v.round.Planned, v.round.Late, v.blind} {
 		if on {
 			flags |= 1 << i
 		}
 	}
-	b = append(b, flags, byte(v.round.Boundary), byte(f.Boundary), byte(len(d.stored)))
-	for i := range f.Members {
-		b = d.x.appendFact(b, &f.Members[i])
+	var array [128]byte
+	b := append(array[:0], byte(d.head.state.id), byte(d.head.state.id>>8), byte(d.head.state.id>>16), byte(d.head.state.id>>24),
+		flags, byte(v.round.Boundary), byte(v.boundary), byte(len(d.stored)))
+	if n := len(d.stored); n > 0 {
+		b = elastic.AppendLabel(b, d.stored[n-1].Labels[0])
+	}
+	for i, l := range d.lives {
+		switch {
+		case l == nil:
+			b = append(b, 2)
+		case v.hears>>i&1 == 1:
+			b = l.fact.append(append(b, 1))
+		default: // whether it is there at all
+			state := byte(0)
+			if l.machine == nil {
+				state = 8
+			}
+			if l.lost {
+				state |= 16
+			}
+			b = append(b, state, byte(l.me.Incarnation))
+		}
 	}
 	key := sum(b)
-	d.x.release(b)
 	s := &d.x.states
 	s.RLock()
 	p := s.plans[key]
@@ -216,7 +234,7 @@ func (d *doing) plan(v view) *planned {
 	if p != nil {
 		return p
 	}
-	p = &planned{Plan: d.x.planner.Plan(d.state(), f)}
+	p = &planned{Plan: d.x.planner.Plan(d.state(), d.facts(v))}
 	if c, ok := p.Command.(elastic.AdmitMembers); ok {
 		for i := range c.Members {
 			c.Members[i].Host = c.Members[i].Member.Host()
@@ -229,25 +247,6 @@ func (d *doing) plan(v view) *planned {
 	defer s.Unlock()
 	s.plans[key] = p
 	return p
-}
-
-func (x *explorer) appendFact(b []byte, m *elastic.MemberFact) []byte {
-	flags := byte(0)
-	for i, on := range []bool{m.Connected, m.Ready, m.Dead, m.Silent, m.Leaving, m.Finished, m.Answer != nil} {
-		if on {
-			flags |= 1 << i
-		}
-	}
-	b = append(b, byte(slices.Index(x.names, m.Member)), byte(m.Incarnation), flags, byte(m.Sealed.Number))
-	t := elastic.Trainer{Possession: m.Possession}
-	b = t.AppendKey(b, phalanx.Generation{})
-	if m.Answer != nil {
-		b = m.Answer.AppendKey(b)
-	}
-	for _, l := range m.Slabs {
-		b = elastic.AppendLabel(b, l)
-	}
-	return elastic.AppendEvidence(append(b, 0xff), m.Evidence, x.names)
 }
 
 // commit proposes what a leader planned. It reports whether the log accepted it.

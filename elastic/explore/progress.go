@@ -63,10 +63,14 @@ func (k *keyed) goOn(w *world, same bool) string {
 	k.target = w.newest() + 1
 	d.recover(same)
 	var path []hash
+	if k.x.Finish {
+		k.target = min(k.target, k.x.Steps)
+	}
 	for range 200 {
 		if d.arrived(k.target) {
 			break
 		}
+		d.refresh()
 		h := k.key(d.world)
 		if k.x.good.has(h) {
 			break
@@ -96,7 +100,16 @@ func (d *doing) recover(same bool) {
 	}
 	for i, l := range d.lives {
 		if l == nil {
+			if d.state().World.Generation.IsZero() && i < d.x.Members {
+				d.start(i)
+			}
 			continue
+		}
+		if m := d.state().Member(l.me.Member); m != nil && m.Quarantine {
+			d.append(elastic.Lift{Member: l.me.Member})
+		}
+		if l.quit {
+			d.on(i).quit = false
 		}
 		if !same && (l.answer != nil || l.asked || len(l.evidence) > 0) {
 			l = d.on(i)
@@ -143,6 +156,10 @@ func (d *doing) round1(target phalanx.Step) bool {
 	if d.lead(d.everybody(boundary)) || moved {
 		return true
 	}
+	if s, ok := d.whole(); ok && s.Step == d.x.spec.LastStep {
+		d.publish()
+		return true
+	}
 	for i, l := range d.lives {
 		switch {
 		case l.up() && l.heal != nil:
@@ -173,7 +190,7 @@ func (d *doing) turn(i int, target phalanx.Step) (moved bool) {
 			d.leave(i)
 		case l.up() && !l.forming.IsZero():
 			d.form(i)
-		case l.up() && d.hears(i):
+		case l.up() && l.machine.Seat() != nil && d.hears(i):
 		case canApply(l):
 			d.apply(i)
 		case l.trainer.Holds && moving(&l.trainer):
@@ -181,7 +198,7 @@ func (d *doing) turn(i int, target phalanx.Step) (moved bool) {
 		case l.up() && canHeal(l) && d.source(i) >= -1:
 			d.heal(i)
 			d.healed(i)
-		case l.up() && l.heal != nil && l.trainer.Trainer && !l.trainer.Holds && d.source(i) >= -1:
+		case l.up() && l.heal != nil && l.torn && d.source(i) >= -1:
 			d.healed(i)
 		case canCompute(l, limit):
 			d.compute(i)
@@ -207,8 +224,8 @@ func (d *doing) hears(i int) bool {
 // arrived reports whether everybody in the world has applied the step.
 func (d *doing) arrived(step phalanx.Step) bool {
 	now := d.state()
-	if now.Phase == elastic.Finished {
-		return true
+	if now.Phase == elastic.Finished || d.x.Finish && step == d.x.spec.LastStep {
+		return now.Phase == elastic.Finished
 	}
 	for _, seat := range now.World.Seats {
 		l := d.lives[d.index(seat.Member)]

@@ -4,6 +4,8 @@ package explore
 
 import (
 	"fmt"
+	"strconv"
+	"strings"
 	"sync"
 
 	"phalanx"
@@ -41,6 +43,9 @@ func newExplorer(c Config) (*explorer, error) {
 	}
 	x := &explorer{Config: c, good: newSeenSet(), cover: NewCoverage()}
 	x.spec = phalanx.JobSpec{LastStep: 100, Slots: 8, GlobalBatch: 8, GroupSize: c.Group, Threads: 1}
+	if c.Finish {
+		x.spec.LastStep = c.Steps
+	}
 	x.planner = elastic.Planner{Spec: &x.spec, Policy: elastic.Policy{Want: c.Want, Min: c.Min}}
 	for i := range c.Members {
 		x.names = append(x.names, phalanx.NewMemberID(string(rune('a'+i)), 0))
@@ -61,17 +66,72 @@ func newExplorer(c Config) (*explorer, error) {
 // begin is the world in which the first generation is formed and everybody in it is ready.
 func (x *explorer) begin() (*world, error) {
 	d := &doing{x: x, world: &world{head: &node{state: x.intern(elastic.NewState())}}}
+	if x.Opening {
+		return d.world, nil
+	}
 	for i := range x.Members - x.Joiners {
 		d.start(i)
 	}
-	for range 10 {
-		d.round1(0)
-	}
-	d.faults, d.formed = 0, 1
+	d.run(0)
 	if d.wrong != "" || d.state().World.Size() == 0 {
 		return nil, fmt.Errorf("configuration %s does not begin: %s: %s", x.Name, d.standing(), d.wrong)
 	}
-	return d.world, nil
+	w, err := x.before(d.world)
+	if err != nil {
+		return nil, err
+	}
+	w.faults, w.formed, w.wishes = 0, 1, 0
+	return w, nil
+}
+
+// run lets everybody go on to a step, and read all that there is.
+func (d *doing) run(step phalanx.Step) {
+	for range 20 {
+		d.round1(step)
+	}
+	for i, l := range d.lives {
+		for l != nil && l.up() && l.at != d.head {
+			l = d.on(i)
+			l.at = l.at.next(d.head)
+			d.step(i, elastic.Read{State: l.at.state.State})
+		}
+	}
+	d.refresh()
+}
+
+// before does what happens before the exploration begins.
+func (x *explorer) before(w *world) (*world, error) {
+	bounds := x.Config
+	defer func() { x.Config = bounds }()
+	x.Generations, x.Faults, x.Wishes = 99, 99, 99
+	for _, words := range x.Before {
+		c := *w
+		d := &doing{x: x, world: &c}
+		if to, ok := strings.CutPrefix(words, "run to "); ok {
+			step, err := strconv.Atoi(to)
+			if d.run(phalanx.Step(step)); err != nil || d.wrong != "" {
+				return nil, fmt.Errorf("configuration %s: %s: %w %s", x.Name, words, err, d.wrong)
+			}
+			w = d.world
+			continue
+		}
+		var next *world
+		var can []string
+		for _, e := range d.events(nil) {
+			t := teller{explorer: x}
+			t.tell(w, e)
+			told := strings.ReplaceAll(strings.TrimPrefix(strings.TrimSpace(t.String()), "> "), "\n> ", "; ")
+			if told == words {
+				next = x.after(w, e)
+			}
+			can = append(can, told)
+		}
+		if next == nil {
+			return nil, fmt.Errorf("configuration %s: %q cannot happen, but %q", x.Name, words, can)
+		}
+		w = next
+	}
+	return w, nil
 }
 
 // visited remembers the keys of worlds, and from which one each was reached first.

@@ -64,15 +64,30 @@ func (t *teller) opening() {
 	if t.Group > 1 {
 		text += fmt.Sprintf(" group %d", t.Group)
 	}
-	t.line("%s", text)
-	var names []string
-	for _, id := range t.names[:t.Members-t.Joiners] {
-		names = append(names, string(id))
+	if t.Finish {
+		text += fmt.Sprintf(" last %d", t.Steps)
 	}
-	t.line("members %s", strings.Join(names, " "))
+	t.line("%s", text)
+	if t.Opening {
+		t.line("members")
+	} else {
+		names := make([]string, 0, t.Members)
+		for _, id := range t.names[:t.Members-t.Joiners] {
+			names = append(names, string(id))
+		}
+		t.line("members %s", strings.Join(names, " "))
+	}
 	t.line("close")
-	t.line("run to 0")
+	if !t.Opening {
+		t.line("run to 0")
+	}
 	t.line("limit 100")
+	for _, words := range t.Before {
+		t.line("%s", strings.ReplaceAll(words, "; ", "\n> "))
+		if strings.HasPrefix(words, "run to ") {
+			t.line("limit 100")
+		}
+	}
 }
 
 // tell writes what an event is to the stories.
@@ -134,7 +149,7 @@ func (t *teller) tell(w *world, e event) {
 	case doRenew:
 		t.line("renew %s", id)
 	case doLead:
-		t.line("draft%s A %s", t.blindly(e.arg), t.list(e.arg))
+		t.line("draft%s A%s", t.blindly(e.arg), t.list(e.arg))
 		t.line("commit A")
 	case doLeadAll:
 		if e.arg > 0 {
@@ -142,11 +157,25 @@ func (t *teller) tell(w *world, e event) {
 		}
 		t.line("lead")
 	case doDraft:
-		t.line("draft%s %s %s", t.blindly(e.arg), w.draftName(), t.list(e.arg))
+		t.line("draft%s %s%s", t.blindly(e.arg), w.draftName(), t.list(e.arg))
 	case doCommit:
 		t.line("commit %s", w.drafts[e.arg].name)
 	case doPublish:
 		t.line("publish")
+	case doResize:
+		t.line("resize %d", e.arg)
+	case doDrain:
+		t.line("drain %s", id)
+	case doQuarantine:
+		t.line("quarantine %s", id)
+	case doLift:
+		t.line("lift %s", id)
+	case doStop:
+		t.line("stopped")
+	case doResume:
+		t.line("started-again")
+	case doQuit:
+		t.line("quit %s", id)
 	case doInsist:
 		t.line("insist-not-ok %s", id)
 	case doKill:
@@ -181,7 +210,13 @@ func (t *teller) goOn(w *world, same bool) {
 	}
 	for i, l := range w.lives {
 		if l == nil {
+			if w.state().World.Generation.IsZero() && i < t.Members {
+				t.line("start %s", t.names[i])
+			}
 			continue
+		}
+		if m := w.state().Member(t.names[i]); m != nil && m.Quarantine {
+			t.line("lift %s", t.names[i])
 		}
 		if l.expired {
 			t.line("renew %s", t.names[i])

@@ -52,8 +52,14 @@ type life struct {
 
 	// What nobody in the job knows.
 	history  [maxSteps + 1]lab  // what the state was made of, by step
-	mixed    bool               // an unfinished heal is in it
+	torn     bool               // between the first byte of a heal and the last one
+	mixed    bool               // a heal that was not finished is in it
 	promised phalanx.Generation // newest seal that left the daemon
+
+	// Keys, made once the life does not change any more: of the life without the names of others, of the newest votes that it
+	// knows of each member, of what it told about each, and of what a leader may know of it.
+	sig, fact   hash
+	heard, told [maxMembers]uint64
 }
 
 // world is one state of the exploration. It is never changed once it was reached.
@@ -127,7 +133,9 @@ type doing struct {
 	x *explorer
 	*world
 	own [maxMembers]bool // lives that are copies already
-	did []string         // what was done at once, by the names of the stories
+	new [maxMembers]bool // and have no keys yet
+	buf []byte
+	did []string // what was done at once, by the names of the stories
 }
 
 // on returns the life of a member to change.
@@ -139,7 +147,18 @@ func (d *doing) on(i int) *life {
 		}
 		d.lives[i], d.own[i] = &c, true
 	}
+	d.new[i] = true
 	return d.lives[i]
+}
+
+// refresh makes the keys of the lives that were changed.
+func (d *doing) refresh() {
+	for i := range d.new {
+		if d.new[i] {
+			d.new[i] = false
+			d.buf = d.lives[i].refresh(d.x, d.buf)
+		}
+	}
 }
 
 func (d *doing) index(id phalanx.MemberID) int { return slices.Index(d.x.names, id) }
@@ -221,7 +240,7 @@ func (d *doing) tell(l *life, e phalanx.Evidence) {
 // stop ends a trainer: it possesses nothing any more.
 func (d *doing) stop(i int) {
 	l := d.on(i)
-	l.trainer, l.history, l.mixed, l.heal = elastic.Trainer{}, [maxSteps + 1]lab{}, false, nil
+	l.trainer, l.history, l.mixed, l.torn, l.heal = elastic.Trainer{}, [maxSteps + 1]lab{}, false, false, nil
 	d.see(i)
 }
 
@@ -233,7 +252,7 @@ func (d *doing) start(i int) {
 	}
 	l.trainer = elastic.Trainer{Possession: elastic.Possession{Trainer: true, Holds: true, Label: phalanx.Label{Coordinate: elastic.AnyCoordinate}}}
 	l.machine = elastic.NewMachine(l.me, d.state(), elastic.Page{})
-	d.lives[i], d.own[i] = l, true
+	d.lives[i], d.own[i], d.new[i] = l, true, true
 	d.perform(i, l.machine.Adopt(l.trainer))
 	d.step(i, elastic.Lease{Valid: true})
 	d.settle(i)
