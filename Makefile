@@ -12,6 +12,7 @@ PARALLEL ?= 2
 # More flags for every `go test`, such as TESTFLAGS='-v -run TestP1'.
 TESTFLAGS ?=
 FUZZTIME ?= 1m
+SEEDS ?= 100
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
 
 # Newer amd64 levels let the compiler fuse a product and a sum, which changes bits: all builds of a job use the same level.
@@ -28,7 +29,7 @@ E2E_PACKAGES = $(filter $(E2E),$(PACKAGES))
 UNIT_PACKAGES = $(filter-out $(E2E),$(PACKAGES))
 # Arithmetic, properties over much memory and millions of states, ten times slower with the race detector: they run whole without it, and those
 # with goroutines once more, short, with it.
-HEAVY = phalanx/kernels phalanx/ckpt phalanx/collective/host phalanx/cmd/phalanx-lm phalanx/cmd/phalanx-lm/lm phalanx/elastic/explore
+HEAVY = phalanx/kernels phalanx/ckpt phalanx/collective/host phalanx/cmd/phalanx-lm phalanx/cmd/phalanx-lm/lm phalanx/elastic/explore phalanx/chaos/sim
 GO_TEST = $(GO) test -race -shuffle=on -vet=off -timeout=7m $(TESTFLAGS)
 
 .PHONY: help
@@ -47,7 +48,12 @@ test: fmt-check vet lint build ## everything that must pass: format, vet, lint, 
 	$(GO) test -tags planted -vet=off -timeout=7m $(TESTFLAGS) -run Plant phalanx/internal/planted phalanx/elastic phalanx/elastic/explore
 	$(GO_TEST) -short -p $(PARALLEL) phalanx/kernels
 	$(GO_TEST) -short -p $(PARALLEL) phalanx/ckpt phalanx/collective/host -rapid.checks=8
+	$(GO_TEST) -short phalanx/chaos/sim
 	$(if $(strip $(E2E_PACKAGES)),$(GO_TEST) -p 1 $(filter-out $(HEAVY),$(E2E_PACKAGES)))
+
+.PHONY: sim
+sim: ## whole clusters in simulated time, SEEDS (100) of them; see docs/simulation.md
+	$(GO) test -timeout=0 $(TESTFLAGS) ./chaos/sim -run TestSeeds -v -sim.seeds $(SEEDS) | grep -v -e '^=== ' -e '--- PASS'
 
 .PHONY: race
 race: ## the tests below chaos and cmd alone, with the race detector: the short loop while writing

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/hashicorp/raft"
 	raftboltdb "github.com/hashicorp/raft-boltdb/v2"
 )
 
@@ -16,6 +17,9 @@ var (
 
 	// ErrKeyNotFound is what a LogStore's Get returns for a key that was never set. Raft knows it by its text.
 	ErrKeyNotFound = raftboltdb.ErrKeyNotFound
+
+	// ErrNoRecord is what a LogStore's GetLog returns for an index that it does not hold.
+	ErrNoRecord = raft.ErrLogNotFound
 
 	// ErrOutcomeUnknown says that a command may or may not be committed, now or later. Read the applied commands before
 	// proposing it again.

@@ -239,10 +239,25 @@ func (g *guard) Set(key, value []byte) error {
 }
 
 func (g *guard) SetUint64(key []byte, value uint64) error {
+	if g.redundant(key, value) {
+		return nil
+	}
 	if err := g.write("store term", func() error { return g.inner.SetUint64(key, value) }); err != nil {
 		return g.end(err)
 	}
 	return nil
+}
+
+// redundant reports whether raft, which has not opened yet, stores the term that it has just read. If that write failed, Open
+// would wait for itself: failures are told once it is done.
+func (g *guard) redundant(key []byte, value uint64) bool {
+	select {
+	case <-g.opened:
+		return false
+	default:
+	}
+	old, err := g.inner.GetUint64(key)
+	return err == nil && old == value || errors.Is(err, ErrKeyNotFound) && value == 0
 }
 
 // Get and GetUint64 are called by raft while it opens; "not found" is an answer there.

@@ -127,6 +127,28 @@ func TestFailedDiskOfFollower(t *testing.T) {
 	g.propose(g.leader(servers...), "a")
 }
 
+// A disk that takes nothing while the server opens must not make Open wait for itself: the server is told to have failed as
+// soon as it wants to write.
+func TestOpenOnAFullDisk(t *testing.T) {
+	g := newGroup(t)
+	dir := t.TempDir()
+	s := g.open(dir)
+	if err := s.Bootstrap(); err != nil {
+		t.Fatal(err)
+	}
+	g.leads(s)
+	s.stop(t)
+	full := errors.New("no space left on device")
+	stuck := time.AfterFunc(10*time.Second, func() { panic("Open waits for itself") })
+	defer stuck.Stop()
+	var disk faultyDisk
+	disk.set(nil, full)
+	s = g.open(dir, func(c *Config) { c.wrapStore = disk.wrap })
+	if err := failure(t, s); !errors.Is(err, full) || !errors.Is(err, ErrStore) {
+		t.Errorf("failed with %v", err)
+	}
+}
+
 // Close must come back by its deadline when the disk does not, and leave nothing behind once it does.
 func TestCloseWithHungDisk(t *testing.T) {
 	g := newGroup(t)
