@@ -151,7 +151,7 @@ func (d *Daemon) serveStream(conn *tls.Conn) {
 		taken := make(chan string, 1) // 1: the loop answers once
 		d.post(func() {
 			if d.lead == nil {
-				taken <- "not leading any more"
+				taken <- leadsNoMore
 				return
 			}
 			taken <- d.lead.connect(s)
@@ -162,7 +162,7 @@ func (d *Daemon) serveStream(conn *tls.Conn) {
 			return
 		}
 		switch welcome.Refused {
-		case "not leading any more":
+		case leadsNoMore, askAgain:
 			welcome.Leading, welcome.Refused = false, ""
 		case "": // connected: however this stream ends, the arbiter must hear of it
 			defer func() {

@@ -98,6 +98,27 @@ func TestThreeHostsTrainThroughADeath(t *testing.T) {
 	}
 }
 
+// What seeds have found stays: each of these failed before it was mended.
+func TestFound(t *testing.T) {
+	for name, faults := range map[string][]Fault{
+		// The leader took it for a second host of its name and refused it for good.
+		"host is back at once": {{At: 2 * time.Second, Class: HostCrashed, Who: 2, Lasts: 300 * time.Millisecond}},
+		// Its daemon waited for itself while it opened the log.
+		"disk is full at start": {
+			{At: time.Second, Class: DiskFull, Who: 1, Lasts: 3 * time.Second},
+			{At: 1500 * time.Millisecond, Class: DaemonKilled, Who: 1},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := run(t, Options{Seed: 7, Shape: []int{1, 1, 1}, Steps: 100, Faults: faults})
+			if len(r.Injected) != len(faults) {
+				t.Errorf("injected %v", r.Injected)
+			}
+		})
+	}
+}
+
 // Whole clusters under the faults that each seed draws.
 func TestSeeds(t *testing.T) {
 	from, n := *first, *seeds
