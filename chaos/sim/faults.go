@@ -64,15 +64,9 @@ func schedule(seed uint64) []Fault {
 		if len(out) >= 5 { // the first ones differ, the others may be alike
 			class = kinds[rng.IntN(len(kinds))]
 		}
-		switch class {
-		case HostLost, StoreTorn: // each takes a voter for good, and a majority of three must stay
-			if once[HostLost] || once[StoreTorn] {
-				continue
-			}
-		case PowerLost, AllKilled:
-			if once[class] {
-				continue
-			}
+		voter := class == HostLost || class == StoreTorn // takes one for good, and a majority of three must stay
+		if voter && (once[HostLost] || once[StoreTorn]) || (class == PowerLost || class == AllKilled) && once[class] {
+			continue
 		}
 		once[class] = true
 		lasts := 100*time.Millisecond + time.Duration(rng.ExpFloat64()*float64(1500*time.Millisecond))

@@ -27,7 +27,6 @@ type ledger struct {
 	newest   phalanx.Step
 	newestAt time.Time
 	applies  int
-	rolled   int // steps applied in another generation than they were voted in
 }
 
 type seatKey struct {

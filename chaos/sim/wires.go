@@ -25,7 +25,6 @@ type way struct{ from, to *host }
 
 type link struct {
 	cuts   int           // how many faults cut it now
-	open   time.Time     // what a cut held up does not arrive sooner
 	delay  time.Duration // at least
 	jitter time.Duration // more, at random
 	loss   float64       // of packets; a segment of a stream is sent again after the time-out
