@@ -27,8 +27,8 @@
 //     runs alone, and gives the server up when the library stays in a transfer for too long.
 //   - A heartbeat that was under way may answer a verification that began later. VerifyLeader counts only rounds that
 //     began after the call, since leases rest on it.
-//   - A follower forgets its leader only after its own timeout. Hasten lowers it when the leader is known to be dead;
-//     this is undone by itself when a leader is found.
+//   - A follower forgets its leader only after its own timeout. Hasten lowers it when the leader may be dead; this is undone
+//     by itself when a leader is found. Stand needs no timeout at all, and is for a leader whose end is proven.
 //   - Leadership is reported only after a barrier of the own term was applied, so that who acts on it sees every
 //     command that an earlier leader committed.
 //

@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"time"
@@ -29,6 +30,10 @@ const (
 
 	// lockWait is how long a daemon waits for the one before it to let go of the store.
 	lockWait = 2 * time.Second
+
+	// reservedBytes of the store are written before it is used. Where a file system has still to find blocks for what is written,
+	// or to change the length of the file, a sync waits for its journal too, and with that for what others write.
+	reservedBytes = 4 << 20
 )
 
 // identity is kept inside the log store: it must never outlive the votes and entries that were given under it.
@@ -44,7 +49,7 @@ type identity struct {
 func openStore(cfg *Config) (LogStore, identity, error) {
 	dir, open := cfg.Dir, cfg.OpenStore
 	if open == nil {
-		open = func(path string) (LogStore, error) { return openBolt(path, cfg.NoSync) }
+		open = func(path string) (LogStore, error) { return openBolt(path, cfg.NoSync, cfg.Logger) }
 	}
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, identity{}, fmt.Errorf("create directory of the log: %w", err)
@@ -65,10 +70,15 @@ func openStore(cfg *Config) (LogStore, identity, error) {
 var errDamaged = errors.New("damaged")
 
 // openBolt opens or makes a store in one file.
-func openBolt(path string, noSync bool) (LogStore, error) {
+func openBolt(path string, noSync bool, logger *slog.Logger) (LogStore, error) {
 	store, err := raftboltdb.New(raftboltdb.Options{Path: path, NoSync: noSync, BoltOptions: &bbolt.Options{Timeout: lockWait}})
 	if err != nil {
 		return nil, err // not a nil *BoltStore in an interface
+	}
+	if !noSync {
+		if err := reserve(path, reservedBytes); err != nil {
+			logger.Debug("log store is not reserved; its writes are slower", "err", err)
+		}
 	}
 	return store, nil
 }
@@ -90,6 +100,29 @@ func openStoreFile(open func(string) (LogStore, error), path, job string) (LogSt
 		return nil, identity{}, errors.Join(fmt.Errorf("identity in %s: %w", path, err), store.Close())
 	}
 	return store, id, nil
+}
+
+// reserve writes zeros behind the end of the store, whose lock is held: its pages come to lie there, and none does yet.
+func reserve(path string, size int64) error {
+	f, err := os.OpenFile(path, os.O_WRONLY, 0)
+	if err != nil {
+		return fmt.Errorf("reserve log store: %w", err)
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err != nil {
+		return fmt.Errorf("reserve log store: %w", err)
+	}
+	if info.Size() >= size {
+		return nil
+	}
+	if _, err := f.WriteAt(make([]byte, size-info.Size()), info.Size()); err != nil {
+		return errors.Join(fmt.Errorf("reserve log store: %w", err), f.Truncate(info.Size()))
+	}
+	if err := f.Sync(); err != nil {
+		return fmt.Errorf("reserve log store: %w", err)
+	}
+	return nil
 }
 
 func loadIdentity(store LogStore, job string) (identity, error) {

@@ -16,6 +16,10 @@ const (
 	barrierWait = time.Second
 	// assistedFor is how long Hasten lasts when no leader is found and Relax is not called.
 	assistedFor = 5 * time.Second
+	// standEvery is by how much each voter lets the one before it try first, when all of them know that the leader is dead:
+	// two candidates at once would share the votes and wait for a whole timeout. An election takes some 10 ms, of which most is
+	// the disk.
+	standEvery = 50 * time.Millisecond
 )
 
 // Leadership is who leads, as this server knows it.
@@ -216,6 +220,51 @@ func (l *Log) Hasten() {
 	}
 	l.setHastened(true)
 	l.relaxAt.Reset(assistedFor)
+}
+
+// Stand is Hasten for a leader whose end is proven: this server need not wait for its silence. The first voter of those that
+// are left, in the order of their ids, becomes a candidate at once, and each further one a moment after the one before, if
+// no election has begun by then: the first may be dead too, or lack an entry. A server that is no voter only hastens. A leader
+// that lives all the same is disturbed as by a transfer, and nothing worse.
+func (l *Log) Stand(dead string) {
+	l.Hasten()
+	term := l.raft.CurrentTerm()
+	place, votes := 0, false
+	for _, s := range l.raft.GetConfiguration().Configuration().Servers {
+		switch {
+		case s.Suffrage != raft.Voter || string(s.ID) == dead:
+		case string(s.ID) == l.id:
+			votes = true
+		case string(s.ID) < l.id:
+			place++
+		}
+	}
+	if !votes || !l.mayStand(dead, term) || l.stood.Swap(term) == term {
+		return
+	}
+	done, err := l.enter()
+	if err != nil {
+		return
+	}
+	go func() {
+		defer done()
+		turn := time.NewTimer(time.Duration(place) * standEvery)
+		defer turn.Stop()
+		select {
+		case <-turn.C:
+		case <-l.stop:
+			return
+		}
+		if l.mayStand(dead, term) && l.trans.standNow(l.stop) {
+			l.logger.Info("stands for election: the leader has ended", "leader", dead, "term", term)
+		}
+	}()
+}
+
+// mayStand reports whether this server still follows the dead leader, or nobody, in the term in which it died.
+func (l *Log) mayStand(dead string, term uint64) bool {
+	_, leader := l.raft.LeaderWithID()
+	return l.raft.State() == raft.Follower && l.raft.CurrentTerm() == term && (leader == "" || string(leader) == dead)
 }
 
 // Relax restores the timeouts after Hasten.

@@ -34,7 +34,8 @@ type Log struct {
 	readyTerm atomic.Uint64 // term of which this server is the leader and has applied the barrier; 0: none
 	timeouts  sync.Mutex    // keeps hastened and raft's timeouts together
 	hastened  atomic.Bool
-	relaxAt   *time.Timer // ends an assisted failover that found no leader
+	stood     atomic.Uint64 // term in which Stand was heard last
+	relaxAt   *time.Timer   // ends an assisted failover that found no leader
 
 	change   chan struct{} // 1: held by the one configuration change or transfer under way
 	transfer atomic.Int64  // UnixNano since when the library says that a transfer is in progress; 0: it does not

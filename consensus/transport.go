@@ -113,16 +113,70 @@ type progress struct {
 // transport is raft's transport, watched: raft does not tell how far its followers are.
 type transport struct {
 	*raft.NetworkTransport
+	requests chan raft.RPC // what raft reads: requests of others, and those of this server to itself
+	closed   chan struct{}
+	once     sync.Once
+
 	mu       sync.Mutex
 	progress map[raft.ServerID]progress
 	answered chan struct{} // closed and replaced at each answer
 }
 
 func newTransport(config *raft.NetworkTransportConfig) *transport {
-	return &transport{
+	t := &transport{
 		NetworkTransport: raft.NewNetworkTransportWithConfig(config),
+		requests:         make(chan raft.RPC),
+		closed:           make(chan struct{}),
 		progress:         map[raft.ServerID]progress{},
 		answered:         make(chan struct{}),
+	}
+	go t.relay()
+	return t
+}
+
+// relay passes requests on until Close. Heartbeats do not come this way: raft handles them where they are read.
+func (t *transport) relay() {
+	for {
+		select {
+		case request := <-t.NetworkTransport.Consumer():
+			select {
+			case t.requests <- request:
+			case <-t.closed:
+				return
+			}
+		case <-t.closed:
+			return
+		}
+	}
+}
+
+// Consumer returns the requests that raft is to answer.
+func (t *transport) Consumer() <-chan raft.RPC { return t.requests }
+
+// Close ends the relay with the connections.
+func (t *transport) Close() error {
+	t.once.Do(func() { close(t.closed) })
+	return t.NetworkTransport.Close()
+}
+
+// standNow gives raft the request by which a leader that hands over makes a follower a candidate at once: no other call of
+// the library does. It reports whether raft took it.
+func (t *transport) standNow(stop <-chan struct{}) bool {
+	answer := make(chan raft.RPCResponse, 1) // 1: raft never waits
+	select {
+	case t.requests <- raft.RPC{Command: &raft.TimeoutNowRequest{RPCHeader: raft.RPCHeader{ProtocolVersion: raft.ProtocolVersionMax}}, RespChan: answer}:
+	case <-t.closed:
+		return false
+	case <-stop:
+		return false
+	}
+	select {
+	case r := <-answer:
+		return r.Error == nil
+	case <-t.closed:
+		return false
+	case <-stop:
+		return false
 	}
 }
 

@@ -227,6 +227,9 @@ func (d *Daemon) processExited(x membership.ProcExit) {
 	switch k := x.Key.(type) {
 	case siblingKey:
 		d.siblingExited(k, x.At)
+		if s := d.siblings[k.index]; s != nil && !k.trainer && !s.daemon {
+			d.leaderDied(s.identity.Member)
+		}
 		d.dirty = true
 	case trainerKey:
 		// A child's end is told by wait, which also knows how; what it started itself, or a daemon before this one, by this.

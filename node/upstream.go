@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"phalanx"
@@ -159,6 +160,9 @@ func (u *upstream) stream(addr string) (next string, err error) {
 	defer cancel()
 	conn, err := d.listener.Dial(ctx, addr, ProtoStream)
 	if err != nil {
+		if server, leads, ok := d.raft.Leader(); ok && leads == addr && errors.Is(err, syscall.ECONNREFUSED) {
+			d.raft.Stand(server) // the kernel of its host lives and says that nobody listens there any more
+		}
 		return "", err
 	}
 	defer conn.Close()
@@ -321,16 +325,32 @@ func (d *Daemon) rejoinGossip() {
 }
 
 // leaderLost hastens the election when the leader's death was observed: its stream ended, and on its own host its process
-// is gone.
+// is gone, which is proof.
 func (d *Daemon) leaderLost(leader phalanx.MemberID) {
 	if leader.Host() == d.cfg.Host {
 		s := d.siblings[leader.Index()]
 		if s != nil && s.daemon && d.paths.system.Alive(s.identity.DaemonPID, s.identity.DaemonStart) {
 			return
 		}
+		if s != nil {
+			d.leaderDied(leader)
+			return
+		}
 	}
 	d.raft.Hasten()
 	d.up.hasten()
+}
+
+// leaderDied begins an election if the member whose daemon has ended, by the word of its kernel, led.
+func (d *Daemon) leaderDied(member phalanx.MemberID) {
+	server, _, ok := d.raft.Leader()
+	if !ok {
+		return
+	}
+	if p, known := d.roster.byServer(server); known && p.Member == member {
+		d.raft.Stand(server)
+		d.up.hasten()
+	}
 }
 
 // refusedByLeader ends a newcomer, which nothing will make welcome. One that is in the log stays: its page keeps promises.
