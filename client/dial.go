@@ -69,6 +69,14 @@ func (c *Client) Hello(ctx context.Context, cfg Config) error {
 	if err != nil {
 		return fmt.Errorf("hello: %w", errors.Join(err, c.Close()))
 	}
+	if p.Pulse != nil {
+		end, err := p.Pulse(m.Page)
+		if err == nil {
+			c.closes = append(c.closes, end)
+		} else {
+			c.log.Warn("the end of this process will be seen later than it could", "error", err)
+		}
+	}
 	if p.Signals {
 		c.closes = append(c.closes, c.watchSignals())
 	}

@@ -21,6 +21,8 @@ type Process struct {
 	Alive func(pid int, start uint64) bool
 	// BoottimeNS is the clock of signs of life.
 	BoottimeNS func() int64
+	// Pulse, if not nil, lets the daemon see the end of the process before its memory is unmapped, until end is called.
+	Pulse func(*wire.Page) (end func() error, err error)
 	// Signals says whether TERM and INT ask the trainer to leave in order.
 	Signals bool
 }
@@ -32,7 +34,7 @@ func thisProcess(socket string) (Process, error) {
 		return Process{}, err
 	}
 	return Process{
-		PID: os.Getpid(), Start: start, Memory: wire.SharedMemory{}, Alive: wire.Alive, BoottimeNS: wire.BoottimeNS, Signals: true,
+		PID: os.Getpid(), Start: start, Memory: wire.SharedMemory{}, Alive: wire.Alive, BoottimeNS: wire.BoottimeNS, Pulse: wire.StartPulse, Signals: true,
 		Dial: func(ctx context.Context) (net.Conn, error) { return new(net.Dialer).DialContext(ctx, "unix", socket) },
 	}, nil
 }

@@ -312,6 +312,47 @@ func TestParseStat(t *testing.T) {
 	}
 }
 
+// TestKilledIsKnownBeforeTheEnd asks about a process that nobody has waited for, and about one that is stopped.
+func TestKilledIsKnownBeforeTheEnd(t *testing.T) {
+	child := exec.Command("sleep", "100")
+	if err := child.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = child.Wait() }() // was killed
+	want := func(signal syscall.Signal, state byte) {
+		t.Helper()
+		for end := time.Now().Add(20 * time.Second); ; time.Sleep(time.Millisecond) {
+			st, err := ReadStat(child.Process.Pid)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if st.State == state {
+				if st.Killed() != signal {
+					t.Fatalf("%+v: killed by %d, want %d", st, st.Killed(), signal)
+				}
+				return
+			}
+			if time.Now().After(end) {
+				t.Fatalf("the process is %+v, want state %c", st, state)
+			}
+		}
+	}
+	want(0, 'S')
+	if err := child.Process.Signal(syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	want(0, 'T')
+	if err := child.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	want(syscall.SIGKILL, 'Z')
+	for code, signal := range map[int]syscall.Signal{0: 0, 1 << 8: 0, 9: syscall.SIGKILL, 11 | 0x80: syscall.SIGSEGV, 19: 0, 20: 0, 0x7f: 0} {
+		if got := (ProcStat{ExitCode: code}).Killed(); got != signal {
+			t.Errorf("exit code %#x is signal %d, want %d", code, got, signal)
+		}
+	}
+}
+
 func TestDeadNeedsAllThreadsGone(t *testing.T) {
 	if (ProcStat{State: 'Z', Threads: 3}).Dead() {
 		t.Error("a process whose first thread has left is dead while others run")

@@ -23,11 +23,24 @@ type ProcStat struct {
 	SysTicks  uint64 // CPU time in the kernel, in clock ticks
 	Threads   int
 	Start     uint64 // clock ticks from boot to the start of the process: with the pid it names one life
+	ExitCode  int    // as wait tells it, once it is decided; 0 before, and where the kernel does not show it to this user
 }
 
 // Dead reports whether the process has ended and only waits to be reaped. A thread group whose first thread has left
 // while others run also shows Z; it is not dead.
 func (s ProcStat) Dead() bool { return (s.State == 'Z' || s.State == 'X') && s.Threads <= 1 }
+
+// Killed returns the signal by which the process ends, 0 while none is known. It is decided before the first thread ends and
+// never taken back: nothing of the program runs any more, although its memory may be unmapped for long. A process that is
+// stopped shows the signal that stopped it.
+func (s ProcStat) Killed() syscall.Signal {
+	switch signal := syscall.Signal(s.ExitCode & 0x7f); signal {
+	case syscall.SIGSTOP, syscall.SIGTSTP, syscall.SIGTTIN, syscall.SIGTTOU, 0x7f:
+		return 0
+	default:
+		return signal
+	}
+}
 
 // ReadStat reads /proc/PID/stat. The error wraps ErrNoProcess when there is no such process.
 func ReadStat(pid int) (ProcStat, error) {
@@ -74,6 +87,13 @@ func parseStat(text []byte) (ProcStat, error) {
 		*f.into = v
 	}
 	stat.Threads = int(threads)
+	if at := 52 - first; len(fields) > at { // older kernels have no such field
+		code, err := strconv.Atoi(fields[at])
+		if err != nil {
+			return ProcStat{}, fmt.Errorf("field 52: %w", err)
+		}
+		stat.ExitCode = code
+	}
 	return stat, nil
 }
 

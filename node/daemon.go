@@ -83,9 +83,10 @@ type Daemon struct {
 	lead       *arbiter
 	up         *upstream
 	restart    RestartPolicy
-	failed     string // why the trainer is not started any more
-	failedAs   int    // exit code that says the same, 0 while failed is empty
-	lastEnd    string // how the trainer before this life ended, for the reason to give up
+	failed     string          // why the trainer is not started any more
+	failedAs   int             // exit code that says the same, 0 while failed is empty
+	before     *trainerProcess // the trainer that died last, whose end is awaited before the next one starts
+	lastEnd    string          // how the trainer before this life ended, for the reason to give up
 	leaving    bool
 	stopWhy    string
 	starting   bool

@@ -185,7 +185,7 @@ func (d *Daemon) fenced(why string) {
 	}
 	if l.trainer != nil {
 		l.trainer.kill()
-		l.trainer = nil
+		d.before, l.trainer = l.trainer, nil
 	}
 	d.log.Info("fenced out", "incarnation", uint64(l.who.Incarnation), "why", why)
 	if d.leaving {

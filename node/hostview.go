@@ -137,6 +137,9 @@ func (d *Daemon) siblingExited(k siblingKey, at time.Time) {
 	}
 	if !k.trainer && k.pid == s.identity.DaemonPID {
 		s.daemon = false
+		if s.trainer && ended(d.paths.system, s.identity.TrainerPID, s.identity.TrainerStart) { // both were killed; its memory is unmapped later
+			d.siblingExited(siblingKey{k.index, k.life, true, s.identity.TrainerPID}, at)
+		}
 	}
 }
 

@@ -50,6 +50,7 @@ type life struct {
 	progress   uint64
 	plain      bool        // without the step protocol
 	retired    atomic.Bool // its memory is about to be unmapped
+	pulse      *pulse      // nil: the trainer keeps none, or none was seen yet
 }
 
 // newLife makes the shared memory of an incarnation that was never used.
@@ -274,6 +275,7 @@ func wholeLabels(s *wire.Slab) []phalanx.Label {
 
 // unmap lets the shared memory go. The files stay until the log calls the incarnation gone.
 func (l *life) unmap() error {
+	l.pulse.end()
 	var errs []error
 	for _, r := range []*wire.Region{l.segment, l.slab, l.board} {
 		if r != nil {

@@ -28,8 +28,9 @@ func (d *Daemon) adopt() error {
 	if err := l.openSlab(d.paths, d.cfg.Index, d.state.State); err != nil {
 		d.log.Debug("no slab to take over", "error", err)
 	}
-	if l.helloPID != 0 && !d.paths.system.Alive(l.helloPID, l.helloStart) {
+	if l.helloPID != 0 && ended(d.paths.system, l.helloPID, l.helloStart) {
 		d.noteTrainerDeath("it had ended when the daemon came back", time.Now())
+		d.before, l.trainer = l.trainer, nil
 	}
 	l.identify(d.paths.system, d.cfg.Index, false)
 	if v, n := l.page.ReadView(); n > 0 {

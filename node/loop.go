@@ -131,6 +131,7 @@ func (d *Daemon) scan() {
 	if l == nil || l.machine == nil {
 		return
 	}
+	d.watchPulse(l)
 	d.setLease() // before a vote: a daemon that was stopped for long may read its trainer's request before its own clock
 	d.postDescriptors()
 	if t := l.readTrainer(); t != l.seen {

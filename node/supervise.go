@@ -49,15 +49,41 @@ func (d *Daemon) ensureTrainer() {
 		return
 	}
 	d.restart, d.starting = next, true
+	before := d.before
 	d.ends.Go(func() {
 		select {
 		case <-time.After(wait):
 		case <-d.ctx.Done():
 			return
 		}
+		if !d.awaitEnd(before) {
+			return
+		}
 		bad := healthCheck(d.ctx, d.cfg.Health, time.Minute)
 		d.post(func() { d.launch(l, bad) })
 	})
+}
+
+// awaitEnd waits until a trainer that was killed has let go of its memory and devices, which the next one may need. It returns
+// false when the daemon ends first.
+func (d *Daemon) awaitEnd(t *trainerProcess) bool {
+	if t == nil {
+		return true
+	}
+	again := time.NewTicker(5 * time.Millisecond) // it may be nobody's child here, and its pidfd went with its life
+	defer again.Stop()
+	for began, said := time.Now(), false; t.alive(); {
+		if !said && time.Since(began) > stopDeadline {
+			said = true
+			d.log.Warn("the last trainer was killed and has not ended; the next one is started when it has", "pid", t.pid)
+		}
+		select {
+		case <-again.C:
+		case <-d.ctx.Done():
+			return false
+		}
+	}
+	return true
 }
 
 func (d *Daemon) lastWords(n phalanx.Incarnation) string {
@@ -200,7 +226,7 @@ func (d *Daemon) trainerEnded(who phalanx.Incarnate, how string, code int, at ti
 	d.noteTrainerDeath(how, at)
 	if l.trainer != nil {
 		l.trainer.kill() // what it forked goes with it
-		l.trainer = nil
+		d.before, l.trainer = l.trainer, nil
 	}
 	d.run(l.machine.Step(elastic.Seen{Trainer: l.readTrainer()}))
 	l.seen = elastic.Trainer{}
@@ -233,6 +259,10 @@ func (d *Daemon) watchTrainer(now time.Time) {
 		return
 	}
 	if st, err := d.paths.system.Stat(l.helloPID); err == nil && st.Start == l.helloStart {
+		if st.Killed() != 0 { // a trainer without a pulse whose memory takes long to be unmapped
+			d.pulseEnded(l, time.Now()) // the tick itself may be older than the kill
+			return
+		}
 		l.stopped = l.stopped.Sample(now, st.State, st.UserTicks+st.SysTicks)
 	}
 	if l.page.Preempt() != 0 {

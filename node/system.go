@@ -120,9 +120,13 @@ func describeExit(s *os.ProcessState, err error) (string, int) {
 		return fmt.Sprintf("wait failed: %v", err), -1
 	}
 	if w, ok := s.Sys().(syscall.WaitStatus); ok && w.Signaled() {
-		return fmt.Sprintf("killed by signal %d (%s)", int(w.Signal()), w.Signal()), 128 + int(w.Signal())
+		return killedBy(w.Signal())
 	}
 	return fmt.Sprintf("exited with status %d", s.ExitCode()), s.ExitCode()
+}
+
+func killedBy(s syscall.Signal) (how string, code int) {
+	return fmt.Sprintf("killed by signal %d (%s)", int(s), s), 128 + int(s)
 }
 
 // Kill ends the whole process group: forked data workers must not outlive their trainer.

@@ -14,7 +14,7 @@ import (
 const (
 	Magic           = 0x45474150584c4850
 	Major           = 1
-	Minor           = 0
+	Minor           = 1
 	PageBytes       = 65536
 	BellLines       = 512
 	BellBytes       = 64
@@ -1789,6 +1789,14 @@ func (p *Page) RingHead() uint64 { return load(p.words, offsetRingHead/8) }
 // SetRingHead stores T_RING_HEAD. Only the trainer may call it.
 func (p *Page) SetRingHead(v uint64) { store(p.words, offsetRingHead/8, v) }
 
+const offsetPulse = 48832
+
+// Pulse loads T_PULSE: low half: a robust futex that a sleeping thread of the trainer owns, which the kernel marks when the thread ends, before the process's memory is unmapped; 0: there is none.
+func (p *Page) Pulse() uint64 { return load(p.words, offsetPulse/8) }
+
+// SetPulse stores T_PULSE. Only the trainer may call it.
+func (p *Page) SetPulse(v uint64) { store(p.words, offsetPulse/8, v) }
+
 // Place says where a cell, word or record lies in its file.
 type Place struct {
 	Name                  string
@@ -1833,4 +1841,5 @@ var Places = []Place{
 	{"T_SERVED", false, 49024, 8, 8, 1},
 	{"T_FILLED", false, 48960, 8, 8, 1},
 	{"T_RING_HEAD", false, 48896, 8, 1, 1},
+	{"T_PULSE", false, 48832, 8, 1, 1},
 }
