@@ -179,3 +179,51 @@ func f16FromF32Best(dst []uint16, src []float32) int {
 	}
 	return n
 }
+
+// The sums do n elements, a multiple of 16.
+
+//go:noescape
+func sum2F32AVX2(dst *float32, in *[maxOperands]*float32, n int, s float32)
+
+//go:noescape
+func sum4F32AVX2(dst *float32, in *[maxOperands]*float32, n int, s float32)
+
+//go:noescape
+func sum8F32AVX2(dst *float32, in *[maxOperands]*float32, n int, s float32)
+
+func sumF32Best(dst []float32, in [][]float32, s float32) int {
+	n := len(dst) &^ 15
+	if n == 0 {
+		return 0
+	}
+	var at [maxOperands]*float32
+	for i := range in {
+		at[i] = &in[i][0]
+	}
+	switch len(in) {
+	case 2:
+		sum2F32AVX2(&dst[0], &at, n, s)
+	case 4:
+		sum4F32AVX2(&dst[0], &at, n, s)
+	default:
+		sum8F32AVX2(&dst[0], &at, n, s)
+	}
+	return n
+}
+
+// streamAVX2 wants a destination that is aligned to 32 bytes, and a multiple of 128 bytes.
+//
+//go:noescape
+func streamAVX2(dst, src *byte, n int)
+
+func streamBest(dst, src []byte) int {
+	const vector = 32
+	if len(dst) < 2*128 {
+		return 0
+	}
+	head := int(-uintptr(unsafe.Pointer(unsafe.SliceData(dst))) % vector)
+	n := (len(dst) - head) &^ 127
+	copy(dst[:head], src[:head])
+	streamAVX2(&dst[head], &src[head], n)
+	return head + n
+}

@@ -20,3 +20,5 @@ func f32FromBF16Best(dst []float32, src []uint16) int { return 0 }
 func bf16FromF32Best(dst []uint16, src []float32) int { return 0 }
 func f32FromF16Best(dst []float32, src []uint16) int  { return 0 }
 func f16FromF32Best(dst []uint16, src []float32) int  { return 0 }
+func sumF32Best([]float32, [][]float32, float32) int  { return 0 }
+func streamBest(dst, src []byte) int                  { return 0 }
