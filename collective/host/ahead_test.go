@@ -59,7 +59,7 @@ func (x *trio) barrier() <-chan error {
 // enter plays a rank that enters the barrier with a number.
 func (x *trio) enter(rank int, seq uint32) {
 	op := &Op{Seq: uint64(seq), Kind: Barrier, Group: GroupWorld}
-	boardOf(x.boards[rank], GroupWorld).post(stampOf(x.world.Generation, seq), op.sig(16), op)
+	boardOf(x.boards[rank], GroupWorld).post(stampOf(x.world.Generation, seq), op.sig(defaults), op)
 }
 
 // goAhead plays a rank that was let through the barrier and is about to post what comes next: it has taken its word back.

@@ -11,7 +11,7 @@ import (
 // BoardBytes is the size of a board: shared memory of one member, written by its daemon only and mapped read-only by the
 // other daemons of the host. It must start at a multiple of 8 bytes; the natural place is behind the part of the segment
 // file that the trainer was given. A fresh file (all zero) is a valid board.
-const BoardBytes = boardHead + groups*mailSlots*maxPayload
+const BoardBytes = boardHead + groups*(mailSlots*maxPayload+roundSlots*roundBytes)
 
 // The words of a board, for each group. All are little-endian and accessed atomically.
 const (
@@ -25,8 +25,10 @@ const (
 	wordIn     = 2
 	wordStride = 3
 	wordOut    = 4
-	// wordSeq is Op.Seq of the newest operation posted, by which a daemon that adopts the board finds its place.
-	wordSeq = 5
+	// wordSeq and wordSeqOdd are Op.Seq of the newest operations with an even and an odd number, by which a daemon that adopts
+	// the board finds its place. There are two because a kill may come between this word and the one that says the number.
+	wordSeq    = 5
+	wordSeqOdd = 7
 	// wordEntered is the stamp of the newest operation that the member has entered, 0 once it took one back. It says who is
 	// there: wordPosted is 0 for a moment when a member that was let through a barrier posts what comes next, and who looks in
 	// that moment is rung by nobody later.
@@ -45,18 +47,24 @@ const (
 	// wordMail holds for each mailbox slot mailWords words; see mail.go.
 	wordMail  = wordAcks + maxAcks
 	mailWords = 4
+	// wordRound holds for each slot of inputs roundWords words; see round.go.
+	wordRound  = wordMail + mailSlots*mailWords
+	roundWords = 2
 )
 
 // board is the view of one group's part of a member's board.
 type board struct {
 	words []uint64
 	mail  []byte // mailSlots payloads
+	round []byte // roundSlots payloads
 }
 
 func boardOf(b []byte, group int) board {
+	const mails = groups * mailSlots * maxPayload
 	return board{
 		words: u64s(b[:boardHead])[group*groupWords:][:groupWords],
 		mail:  b[boardHead+group*mailSlots*maxPayload:][:mailSlots*maxPayload],
+		round: b[boardHead+mails+group*roundSlots*roundBytes:][:roundSlots*roundBytes],
 	}
 }
 
@@ -111,15 +119,23 @@ type mark struct {
 func (b board) adopted(gen phalanx.Generation) mark {
 	of := stampOf(gen, 0)
 	var m mark
-	for _, i := range []int{wordPosted, wordLeft} {
+	for _, i := range []int{wordPosted, wordEntered, wordLeft} {
 		if stamp := b.load(i); stamp != 0 && reached(stamp, of) {
 			m.seq = max(m.seq, uint32(stamp))
 		}
 	}
 	if m.seq != 0 {
-		m.op = b.load(wordSeq)
+		m.op = b.load(seqWord(m.seq))
 	}
 	return m
+}
+
+// seqWord is where Op.Seq of an operation stands, by the operation's number.
+func seqWord(number uint32) int {
+	if number%2 == 0 {
+		return wordSeq
+	}
+	return wordSeqOdd
 }
 
 // post publishes an operation. One that an earlier daemon of this member had posted already stays posted: others may be
@@ -129,15 +145,38 @@ func (b board) post(stamp, sig uint64, op *Op) {
 		b.store(wordEntered, stamp) // the last store of an entry that was cut off
 		return
 	}
-	b.store(wordPosted, 0)
-	b.store(wordSeq, op.Seq)
-	b.store(wordSig, sig)
-	b.store(wordIn, uint64(op.InOffset))
-	b.store(wordStride, uint64(op.InStride))
-	b.store(wordOut, uint64(op.OutOffset))
-	b.store(wordReduced, progress(stamp, 0))
-	b.store(wordPosted, stamp)
-	b.store(wordEntered, stamp)
+	for _, w := range posting(stamp, sig, op) {
+		b.store(w.word, w.value)
+	}
+}
+
+type store struct {
+	word  int
+	value uint64
+}
+
+// posting is what post stores, in this order: a daemon may be killed between any two.
+func posting(stamp, sig uint64, op *Op) [9]store {
+	return [...]store{
+		{wordPosted, 0},
+		{seqWord(uint32(stamp)), op.Seq},
+		{wordSig, sig},
+		{wordIn, uint64(op.InOffset)},
+		{wordStride, uint64(op.InStride)},
+		{wordOut, uint64(op.OutOffset)},
+		{wordReduced, progress(stamp, 0)},
+		{wordPosted, stamp},
+		{wordEntered, stamp},
+	}
+}
+
+// hasEntered reports whether the member has entered the operation: this one or one behind it, also when it has given that up.
+func (b board) hasEntered(stamp uint64) bool {
+	if reached(b.load(wordEntered), stamp) {
+		return true
+	}
+	failed := b.load(wordFailed)
+	return failed != stamp && reached(failed, stamp)
 }
 
 // record is what a member posted.

@@ -22,6 +22,9 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
+// defaults are the options of an engine that is given none.
+var defaults = New(slog.New(slog.DiscardHandler), Options{}).o
+
 // tb is what *testing.T, *testing.B and *rapid.T have in common here.
 type tb interface {
 	Helper()

@@ -6,11 +6,16 @@ import (
 	"fmt"
 
 	"phalanx"
+	"phalanx/kernels"
 )
 
 // ringEvery is how many reduced chunks pass before sleeping members are rung: often enough that copying overlaps with
 // reducing, rarely enough that waking costs little when ranks outnumber cores.
 const ringEvery = 16
+
+// cacheBytes is what the caches of a host surely do not hold. When the results of its members are more, they are written around
+// the caches: who reads them finds them in memory anyway, and the inputs and sums that are needed next stay.
+const cacheBytes = 32 << 20
 
 // direct is the all-to-all form of every kind: each member makes its piece of the result (a reduced shard, or just its
 // input) and the others copy it, from the mapping or from frames. All flows of the operation advance chunk by chunk.
@@ -19,6 +24,7 @@ type direct struct {
 	op    *Op
 	size  int64
 	peers []directPeer // by member
+	copy  func(dst, src []byte)
 
 	// The own shard, when the kind sums: elements [first, end), its place in the own output, and the chunks done.
 	first, end int64
@@ -75,6 +81,10 @@ func newDirect(w *worker, op *Op, root int) *direct {
 			p.piece = piece{at: op.OutOffset, from: rec.in, bytes: op.Count * d.size}
 		}
 		p.piece.chunks = chunksOf(p.piece.bytes / d.size)
+	}
+	d.copy = func(dst, src []byte) { copy(dst, src) }
+	if op.outElements(n, w.me)*d.size*int64(len(w.locals)+1) >= cacheBytes {
+		d.copy = kernels.Stream
 	}
 	own := &d.peers[w.me]
 	d.first, d.end, d.outBase = own.first, own.end, op.OutOffset
@@ -262,7 +272,7 @@ func (d *direct) copyPiece(i int) (did, done bool, err error) {
 		return false, false, d.w.still(m)
 	}
 	if !m.self || p.at != p.from {
-		copy(dst, m.local.segment[p.from+offset:][:bytes])
+		d.copy(dst, m.local.segment[p.from+offset:][:bytes])
 	}
 	if err := d.w.still(m); err != nil {
 		return false, false, err

@@ -22,6 +22,9 @@
 //	move     direct, or halving and doubling
 //	leave    say that we read nobody's memory any more, and wait until the members of this host say so too
 //
+// A small sum inside of one host takes one round instead of move and leave: inputs are offered on the boards before entering,
+// and each member sums everything from there. See round.go.
+//
 // Nobody leaves before everybody has entered, so members are never more than one operation apart. Completion without an
 // error means that no member reads this member's inputs or result any more: the trainer may overwrite both.
 //

@@ -45,6 +45,9 @@ type Options struct {
 	// DirectMax is the largest group that reduces all-to-all; larger ones use halving and doubling. It must be equal on
 	// all members (it is part of the signature). Default 16.
 	DirectMax int
+	// OneRoundMax is the largest sum, in bytes, that members of one host take in one round: each sums everything itself. It
+	// must be equal on all members, as DirectMax. Default 64 KiB; below 0 there is none.
+	OneRoundMax int
 }
 
 // Engine runs the operations of one member. Its methods may be called from any goroutine.
@@ -67,6 +70,9 @@ func New(log *slog.Logger, o Options) *Engine {
 	}
 	if o.DirectMax <= 0 {
 		o.DirectMax = 16
+	}
+	if o.OneRoundMax == 0 {
+		o.OneRoundMax = 64 << 10
 	}
 	return &Engine{log: log, o: o}
 }

@@ -17,6 +17,7 @@ type fold struct {
 	scratch int // registers needed besides the inputs
 	steps   []foldStep
 	results []phalanx.Node
+	sums    *sums // the same steps for float32, made when first needed
 }
 
 // foldStep adds registers a and b into dst, or, when dst is negative, hands register a out as result b.
@@ -109,6 +110,8 @@ type arithmetic struct {
 	f64      [][]float64
 	i64      [][]int64
 	wa, wb   [foldBlock]float32 // widened operands
+	views    [][]float32        // of the inputs
+	args     [][]float32        // of one sum
 	tree     phalanx.SlotTree
 	inverse  float32
 	inverse6 float64
@@ -154,16 +157,15 @@ func (a *arithmetic) run(f *fold, d DType, in, out [][]byte, mode foldMode) {
 type foldMode struct{ partial, final, scale bool }
 
 func (a *arithmetic) runF32(f *fold, d DType, in, out [][]byte, mode foldMode) {
+	if d == F32 || mode.partial && !mode.final {
+		a.sum(f, in, out, mode)
+		return
+	}
 	a.f32 = grow(a.f32, f.scratch)
 	store := func(i, off int, v []float32) {
 		n := len(v)
-		if !mode.final || d == F32 {
-			dst := f32s(out[i])[off : off+n]
-			if mode.final && mode.scale {
-				kernels.ScaleF32(dst, v, a.inverse)
-			} else {
-				copy(dst, v)
-			}
+		if !mode.final {
+			copy(f32s(out[i])[off:off+n], v)
 			return
 		}
 		if mode.scale {
@@ -176,7 +178,7 @@ func (a *arithmetic) runF32(f *fold, d DType, in, out [][]byte, mode foldMode) {
 			kernels.F16FromF32(u16s(out[i])[off:off+n], v)
 		}
 	}
-	if d == F32 || mode.partial {
+	if mode.partial {
 		evaluate(f, f32s, in, a.f32, kernels.AddF32, nil, store)
 		return
 	}

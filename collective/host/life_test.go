@@ -290,7 +290,7 @@ func TestStaleFrames(t *testing.T) {
 	if err := e.Form(world, self, nil, []RemotePeer{{1, link}}); err != nil {
 		t.Fatal(err)
 	}
-	sig := (&Op{Kind: Barrier}).sig(16)
+	sig := (&Op{Kind: Barrier}).sig(defaults)
 	post := func(gen phalanx.Generation, seq uint32) {
 		far.send(&frame{header: header{typ: framePost, gen: gen, source: 1, seq: seq, word: sig}})
 	}

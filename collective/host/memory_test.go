@@ -78,7 +78,7 @@ func TestTakenBack(t *testing.T) {
 	op := Op{Kind: AllReduce, DType: F32, Count: count, InNodes: 1, OutOffset: count * 4}
 	peer, stamp := boardOf(c.boards[1], GroupReplicas), stampOf(c.world.Generation, 1)
 	done := c.post(0, op)
-	peer.post(stamp, op.sig(16), &op)
+	peer.post(stamp, op.sig(defaults), &op)
 	peer.store(wordReduced, progress(stamp, 1))
 	c.engines[0].Wake()
 	own := boardOf(c.boards[0], GroupReplicas)
@@ -110,14 +110,16 @@ func TestPeerLies(t *testing.T) {
 		"signed": func(op *Op) { op.OutOffset = -4 },
 	} {
 		t.Run(name, func(t *testing.T) {
-			c := newCluster(t, layout{hosts: []int{0, 0}, deal: evenDeal(t, 2, 2), slots: 2, bytes: 8 * 400})
+			o := defaults
+			o.OneRoundMax = -1 // nobody reads anybody's segment in one round
+			c := newCluster(t, layout{hosts: []int{0, 0}, deal: evenDeal(t, 2, 2), slots: 2, bytes: 8 * 400, options: o})
 			defer c.close()
 			c.form(t, 0)
 			op := Op{Kind: AllReduce, DType: F32, Count: 400, InNodes: 1, OutOffset: 1600}
 			lie := op
 			change(&lie)
 			done := c.post(0, op)
-			boardOf(c.boards[1], GroupReplicas).post(stampOf(c.world.Generation, 1), op.sig(16), &lie)
+			boardOf(c.boards[1], GroupReplicas).post(stampOf(c.world.Generation, 1), op.sig(o), &lie)
 			c.engines[0].Wake()
 			wantErr(t, await(t, "rank 0", done), ErrInvalid, "rank 1")
 		})

@@ -146,7 +146,7 @@ func (op *Op) outElements(n, i int) int64 {
 }
 
 // sig is equal exactly when two members asked for the same, up to a chance of 2^-64. It is never 0.
-func (op *Op) sig(directMax int) uint64 {
+func (op *Op) sig(o Options) uint64 {
 	root, scale := uint64(0), uint64(0)
 	if op.Kind == Broadcast {
 		root = uint64(op.Root)
@@ -155,7 +155,7 @@ func (op *Op) sig(directMax int) uint64 {
 		scale = 1
 	}
 	h := uint64(0x5048584c)
-	for _, v := range [...]uint64{uint64(op.Kind), uint64(op.DType), uint64(op.Count), root, scale, uint64(directMax)} {
+	for _, v := range [...]uint64{uint64(op.Kind), uint64(op.DType), uint64(op.Count), root, scale, uint64(o.DirectMax), uint64(o.OneRoundMax)} {
 		h = mix(h ^ v)
 	}
 	return h | 1

@@ -8,7 +8,8 @@ import (
 	"phalanx"
 )
 
-// operate runs one operation between all members of the group: enter, agree, move the data, leave.
+// operate runs one operation between all members of the group: enter, agree, move the data, leave. A small sum inside of one
+// host takes one round.
 func (w *worker) operate(op *Op) error {
 	root := -1
 	for i := range w.members {
@@ -19,12 +20,22 @@ func (w *worker) operate(op *Op) error {
 	if err := w.admit(op, root); err != nil {
 		return err
 	}
+	round := w.oneRound(op)
 	if reached(w.board.load(wordLeft), w.stamp) {
+		if round {
+			return nil
+		}
 		return w.leave() // an earlier daemon of this member had moved everything; only the others are waited for
+	}
+	if round {
+		w.offer(op)
 	}
 	w.enter(op)
 	if err := w.drive(w.entered, w.notEntered); err != nil {
 		return err
+	}
+	if round {
+		return w.sumRound(op)
 	}
 	if err := w.agree(op, root); err != nil {
 		return err
@@ -62,7 +73,7 @@ func (w *worker) admit(op *Op, root int) error {
 
 // enter tells everybody. The last one of a host to enter wakes those who wait; others need not ring.
 func (w *worker) enter(op *Op) {
-	sig := op.sig(w.f.e.o.DirectMax)
+	sig := op.sig(w.f.e.o)
 	own := w.members[w.me].local
 	own.rec = record{sig, op.InOffset, op.InStride, op.OutOffset}
 	w.board.post(w.stamp, sig, op)
@@ -81,7 +92,7 @@ func (w *worker) enter(op *Op) {
 // someoneFollows reports whether a member of this host has not entered the operation yet: it will look after us, and ring.
 func (w *worker) someoneFollows() bool {
 	for _, l := range w.locals {
-		if !reached(l.board.load(wordEntered), w.stamp) {
+		if !l.board.hasEntered(w.stamp) {
 			return true
 		}
 	}
@@ -105,7 +116,7 @@ func (w *worker) notEntered() (ranks []phalanx.Rank) {
 		case m.self:
 			in = true
 		case m.local != nil:
-			in = reached(m.local.board.load(wordEntered), w.stamp)
+			in = m.local.board.hasEntered(w.stamp)
 		default:
 			// A peer can be one operation ahead, where its own check has found our signature to be equal.
 			in = m.peer.posted[w.seq%2].seq == w.seq || m.peer.posted[(w.seq+1)%2].seq == w.seq+1
@@ -129,7 +140,7 @@ func (w *worker) agree(op *Op, root int) error {
 			rec, ok := m.local.board.read(w.stamp)
 			if !ok {
 				// Only a barrier lets a member go ahead before we have left, and only after it found our signature equal.
-				if op.Kind == Barrier && reached(m.local.board.load(wordEntered), w.stamp) {
+				if op.Kind == Barrier && m.local.board.hasEntered(w.stamp) {
 					continue
 				}
 				return w.gone(m)
@@ -139,8 +150,7 @@ func (w *worker) agree(op *Op, root int) error {
 			theirs = w.postedBy(m.peer, sig)
 		}
 		if theirs != sig {
-			return fmt.Errorf("rank %d and rank %d: %w (here %s of %d elements, type %d, root %d, scaled %t)",
-				w.members[w.me].rank, m.rank, ErrMismatch, op.Kind, op.Count, op.DType, op.Root, op.Scale)
+			return w.mismatch(op, m)
 		}
 		if m.local != nil && !m.self {
 			if err := w.peerFits(op, i, root); err != nil {
@@ -149,6 +159,11 @@ func (w *worker) agree(op *Op, root int) error {
 		}
 	}
 	return nil
+}
+
+func (w *worker) mismatch(op *Op, m *member) error {
+	return fmt.Errorf("rank %d and rank %d: %w (here %s of %d elements, type %d, root %d, scaled %t)",
+		w.members[w.me].rank, m.rank, ErrMismatch, op.Kind, op.Count, op.DType, op.Root, op.Scale)
 }
 
 func (w *worker) postedBy(p *remote, ahead uint64) uint64 {

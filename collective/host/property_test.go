@@ -56,17 +56,18 @@ func TestSumIsTheTree(t *testing.T) {
 
 func oneSum(t *rapid.T, l *leaves, scale bool) []phalanx.SlotRange {
 	n := rapid.IntRange(1, min(l.slots, 19)).Draw(t, "ranks")
-	hosts := make([]int, n)
+	hosts, most := make([]int, n), rapid.SampledFrom([]int{0, 2}).Draw(t, "last host")
 	for i := range hosts {
-		hosts[i] = rapid.IntRange(0, 2).Draw(t, "host")
+		hosts[i] = rapid.IntRange(0, most).Draw(t, "host")
 	}
 	deal := drawDeal(t, l.slots, n)
 	directMax := rapid.SampledFrom([]int{1, 16}).Draw(t, "direct up to")
+	oneRoundMax := rapid.SampledFrom([]int{-1, 0, 0}).Draw(t, "one round up to")
 	kind := rapid.SampledFrom([]Kind{AllReduce, AllReduce, ReduceScatter}).Draw(t, "kind")
 	inPlace := rapid.Bool().Draw(t, "in place")
 	order := rapid.Permutation(ranks(n)).Draw(t, "order")
 	c := newCluster(t, layout{
-		hosts: hosts, deal: deal, slots: l.slots, bytes: sumBytes(l.d, l.count, 2*l.slots), options: Options{DirectMax: directMax},
+		hosts: hosts, deal: deal, slots: l.slots, bytes: sumBytes(l.d, l.count, 2*l.slots), options: Options{DirectMax: directMax, OneRoundMax: oneRoundMax},
 		pipe: rapid.Bool().Draw(t, "pipe"),
 	})
 	defer c.close()

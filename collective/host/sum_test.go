@@ -26,8 +26,13 @@ func TestSums(t *testing.T) {
 					if testing.Short() && count > chunkElements {
 						continue
 					}
-					checkSum(t, hosts, d, count, 11, Options{}, AllReduce, count%2 == 1)
-					checkSum(t, hosts, d, count, 11, Options{}, ReduceScatter, count%2 == 1)
+					for _, o := range []Options{{}, {OneRoundMax: -1}} {
+						if o.OneRoundMax < 0 && count > chunkElements {
+							continue // too much for one round anyway
+						}
+						checkSum(t, hosts, d, count, 11, o, AllReduce, count%2 == 1)
+						checkSum(t, hosts, d, count, 11, o, ReduceScatter, count%2 == 1)
+					}
 				}
 			})
 		}
@@ -61,4 +66,17 @@ func checkSum(t *testing.T, hosts []int, d DType, count, slots int, o Options, k
 			differ(t, fmt.Sprintf("%s of %d, rank %d", kind, count, r), c.out(r, ops[r]), part)
 		}
 	}
+}
+
+// TestAroundTheCaches sums and gathers so much that results are written around the caches, in place and not.
+func TestAroundTheCaches(t *testing.T) {
+	hosts := []int{0, 0, 0, 0}
+	count := cacheBytes/len(hosts)/4 + 333
+	checkSum(t, hosts, F32, count, 4, Options{}, AllReduce, false)
+	checkSum(t, hosts, F32, count, 4, Options{}, AllReduce, true)
+	each := int64(cacheBytes/len(hosts)/len(hosts)/2 + 33) // of F16
+	c := newCluster(t, layout{hosts: hosts, deal: evenDeal(t, 4, 4), slots: 4, bytes: int(round64(each*2))*6 + 256})
+	defer c.close()
+	c.formAll(t)
+	c.gather(t, each, false)
 }

@@ -24,6 +24,9 @@ type worker struct {
 	me      int
 	locals  []*local // other members on this host
 
+	oneHost bool // no member is elsewhere
+	covers  int  // most input buffers of a member
+
 	tree    phalanx.SlotTree
 	fold    *fold
 	foldErr error // why the group cannot sum
@@ -86,9 +89,13 @@ func (w *worker) add(s phalanx.Seat, self Self, locals []LocalPeer, remotes []Re
 // complete compiles the fold over all members' buffers.
 func (w *worker) complete() {
 	var nodes []phalanx.Node
+	w.oneHost = true
 	for i := range w.members {
-		w.members[i].regs = len(nodes)
-		nodes = append(nodes, w.members[i].cover...)
+		m := &w.members[i]
+		m.regs = len(nodes)
+		nodes = append(nodes, m.cover...)
+		w.oneHost = w.oneHost && m.local != nil
+		w.covers = max(w.covers, len(m.cover))
 	}
 	w.fold, w.foldErr = newFold(w.tree, nodes, true)
 }
