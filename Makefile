@@ -34,7 +34,7 @@ GO_TEST = $(GO) test -race -shuffle=on -vet=off -timeout=7m $(TESTFLAGS)
 
 .PHONY: help
 help: ## print this list
-	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .PHONY: build
 build: ## build bin/phalanx and bin/phalanx-lm, static, without cgo
@@ -85,8 +85,12 @@ demo: build ## train with four ranks, kill some, and show that the result is the
 	scripts/demo.sh
 
 .PHONY: bench
-bench: build ## measure recovery, the cost of a step and the host all-reduce; see docs/benchmarks
+bench: build ## measure recovery, steps, the host all-reduce and the daemons; see docs/benchmarks (QUICK=1: a minute, no figures)
 	scripts/bench.sh
+
+.PHONY: bench-rivals
+bench-rivals: build ## measure gloo, torchft and torchrun beside it; makes its own Python environment in the cache
+	scripts/rivals.sh
 
 .PHONY: fuzz
 fuzz: ## run every fuzz target for FUZZTIME (1m)

@@ -36,8 +36,9 @@ var layers = []layer{
 		"breaks everything below it"},
 	{"cmd", []string{".", "kernels", "elastic", "consensus", "membership", "collective", "ckpt", "client", "client/wire", "node", "chaos"},
 		"reads flags and environment and puts the parts together"},
-	{"scripts", nil, "drives the built programs from outside, by the surfaces that docs/cli.md promises"},
-	{"scripts/bench", []string{".", "kernels", "client"},
+	{"scripts/internal", nil, "starts, asks and kills jobs for the commands beside it, by the surfaces that docs/cli.md promises"},
+	{"scripts", []string{"scripts/internal"}, "drives the built programs from outside, by the surfaces that docs/cli.md promises"},
+	{"scripts/bench", []string{".", "kernels", "client", "scripts/internal"},
 		"drives from outside too; its trainers, which do nothing but take times, are trainers like any other and use the client"},
 }
 

@@ -9,6 +9,8 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+
+	"phalanx/scripts/internal/job"
 )
 
 func TestQuantilesAreValuesThatOccurred(t *testing.T) {
@@ -16,7 +18,7 @@ func TestQuantilesAreValuesThatOccurred(t *testing.T) {
 	for i := 100; i > 0; i-- {
 		v = append(v, float64(i))
 	}
-	if s := summarise(v); s != (summary{100, 1, 10, 50, 90, 95, 100, 50.5}) {
+	if s := summarise(v); s != (summary{100, 1, 10, 50, 90, 95, 99, 100, 50.5}) {
 		t.Errorf("summary of 1 to 100: %+v", s)
 	}
 	if s := summarise([]float64{7}); s.Min != 7 || s.P10 != 7 || s.P95 != 7 || s.Max != 7 {
@@ -29,20 +31,20 @@ func TestQuantilesAreValuesThatOccurred(t *testing.T) {
 
 func TestPartsOfARecoveryAddUp(t *testing.T) {
 	const at = 1_000_000_000_000
-	lost := []incarnate{{"bench/2", 1}}
-	before := &status{Leader: "bench/2", Step: 40}
-	after := &status{Transitions: []transition{
-		{UnixNS: at - 5e9, Lost: lost, Seconds: &seconds{}}, // an earlier one of the same member
+	lost := []job.Incarnate{{Member: "bench/2", Incarnation: 1}}
+	before := &job.Status{Leader: "bench/2", Step: 40}
+	after := &job.Status{Transitions: []job.Transition{
+		{UnixNS: at - 5e9, Lost: lost, Seconds: &job.Seconds{}}, // an earlier one of the same member
 		{
 			UnixNS: at + 15e6, Lost: lost, ResumeStep: 40, NewestStep: 41,
-			Evidence: []evidence{
-				{About: incarnate{"bench/1", 1}, UnixNS: at - 3e6}, // of somebody else
-				{About: incarnate{"bench/2", 1}, UnixNS: at + 9e6},
-				{About: incarnate{"bench/2", 1}, UnixNS: at + 8e6},
+			Evidence: []job.Evidence{
+				{About: job.Incarnate{Member: "bench/1", Incarnation: 1}, UnixNS: at - 3e6}, // of somebody else
+				{About: job.Incarnate{Member: "bench/2", Incarnation: 1}, UnixNS: at + 9e6},
+				{About: job.Incarnate{Member: "bench/2", Incarnation: 1}, UnixNS: at + 8e6},
 			},
-			Seconds: &seconds{Detect: 0.003, Seal: 0.004, Agree: 0.005, Form: 0.006, FirstStep: 0.02},
+			Seconds: &job.Seconds{Detect: 0.003, Seal: 0.004, Agree: 0.005, Form: 0.006, FirstStep: 0.02},
 		},
-		{UnixNS: at + 300e6, Members: make([]string, ranks), Planned: true, Seconds: &seconds{Agree: 0.01, Form: 0.01, Heal: 0.03, FirstStep: 0.01}},
+		{UnixNS: at + 300e6, Members: make([]string, ranks), Planned: true, Seconds: &job.Seconds{Agree: 0.01, Form: 0.01, Heal: 0.03, FirstStep: 0.01}},
 	}}
 	r, err := account(before, after, "bench/2", at)
 	if err != nil {

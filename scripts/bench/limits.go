@@ -27,6 +27,7 @@ type limits struct {
 	CopyAllGBs float64 `json:"copy_all_cores_gb_per_s"` // all cores together
 	AddAllGBs  float64 `json:"add_all_cores_gb_per_s"`
 	RoundTrip  float64 `json:"tcp_round_trip_us"` // 4 KiB over loopback between two processes, median
+	DigestGBs  float64 `json:"digest_gb_per_s"`   // 64 MiB on one core
 	Load       string  `json:"load"`
 }
 
@@ -37,6 +38,9 @@ func measureLimits(ctx context.Context, _ plan, _ string, r *results) error {
 	l.AddGBs = bandwidth(1, func(dst, src []float32) { kernels.AddF32(dst, dst, src) })
 	l.CopyAllGBs = bandwidth(runtime.NumCPU(), func(dst, src []float32) { copy(dst, src) })
 	l.AddAllGBs = bandwidth(runtime.NumCPU(), func(dst, src []float32) { kernels.AddF32(dst, dst, src) })
+	l.DigestGBs = bandwidth(1, func(dst, _ []float32) {
+		kernels.TensorDigest(1, kernels.Tensor{Name: "gradient", DType: "f32", Shape: []int{len(dst)}, Data: kernels.Bytes(dst)})
+	})
 	var err error
 	if l.RoundTrip, err = roundTrip(ctx); err != nil {
 		return err
@@ -45,6 +49,7 @@ func measureLimits(ctx context.Context, _ plan, _ string, r *results) error {
 	best := &r.Limits
 	best.CopyGBs, best.AddGBs = max(best.CopyGBs, l.CopyGBs), max(best.AddGBs, l.AddGBs)
 	best.CopyAllGBs, best.AddAllGBs = max(best.CopyAllGBs, l.CopyAllGBs), max(best.AddAllGBs, l.AddAllGBs)
+	best.DigestGBs = max(best.DigestGBs, l.DigestGBs)
 	if best.RoundTrip == 0 || l.RoundTrip < best.RoundTrip {
 		best.RoundTrip = l.RoundTrip
 	}

@@ -13,123 +13,98 @@ import (
 	"time"
 )
 
-// Sizes of a reduction, in bytes.
-const (
-	small = 64 << 10
-	large = 64 << 20
-)
+// large is the size of what the machine's limits are measured with.
+const large = 64 << 20
 
-// stepCost is what a step takes in which nothing is computed, in microseconds, over all ranks and steps.
-type stepCost struct {
-	Whole  summary `json:"whole"`  // from begin to begin
-	Begin  summary `json:"begin"`  // from the end of a step until the next one is begun
-	Reduce summary `json:"reduce"` // with the writing of a gradient; 0 without
-	Vote   summary `json:"vote"`   // until the step is known to be committed
-	Apply  summary `json:"apply"`
+// reduceSizes are the sizes of a gradient, in bytes, and how much less often than the small ones they are reduced.
+var reduceSizes = []struct{ bytes, fewer, warm int }{{4 << 10, 1, 20}, {64 << 10, 1, 20}, {1 << 20, 3, 10}, {large, 20, 2}}
+
+// reduceWorlds are the numbers of ranks.
+func (p plan) reduceWorlds() []int {
+	all := []int{2, 4, 8}
+	if p.worlds == "" {
+		return all
+	}
+	chosen := strings.Split(p.worlds, ",")
+	return slices.DeleteFunc(all, func(n int) bool { return !slices.Contains(chosen, strconv.Itoa(n)) })
 }
 
-// reduceCost is one size of all-reduce.
+// reduceCost is one size of all-reduce in one world.
 type reduceCost struct {
+	Ranks   int     `json:"ranks"`
 	Bytes   int     `json:"bytes"`
 	Call    summary `json:"call_ms"`    // of all ranks
 	Slowest summary `json:"slowest_ms"` // of the ranks, for each reduction
-	Bound   float64 `json:"bound_ms"`   // what its copies and adds need on one core, as measured in this run
-	Ratio   float64 `json:"ratio"`      // median of Call over Bound
+	Bound   float64 `json:"bound_ms"`   // what its bytes need at the bandwidth of the machine, as measured in this run
 }
 
-// measureProtocol runs empty steps, without a reduction and with one of 64 KiB.
-func measureProtocol(ctx context.Context, p plan, dir string, r *results) error {
-	moments, err := runTrainers(ctx, p, filepath.Join(dir, "protocol"), "-elements", strconv.Itoa(small/4),
-		"-warm", strconv.Itoa(warmSteps), "-bare", strconv.Itoa(p.steps), "-reduced", strconv.Itoa(p.steps))
-	if err != nil {
-		return err
-	}
-	var bare, reduced [][]moment
-	for _, all := range moments {
-		cut := slices.IndexFunc(all, func(m moment) bool { return m.Step > int64(warmSteps+p.steps) })
-		if cut < 0 || len(all) != warmSteps+2*p.steps {
-			return fmt.Errorf("a trainer wrote down %d steps of %d", len(all), warmSteps+2*p.steps)
-		}
-		bare, reduced = append(bare, all[warmSteps:cut]), append(reduced, all[cut:])
-	}
-	r.Bare, r.Reduced = costOf(bare), costOf(reduced)
-	return nil
+// Share is how much of the machine's bandwidth is used, in percent.
+func (c reduceCost) Share() float64 { return 100 * c.Bound / c.Call.P50 }
+
+// bound is the time that the bytes of a reduction need, in milliseconds: each of n inputs is read once and the sum written
+// once, and n−1 ranks copy the shards of the others. A copy at full speed on all cores moves two bytes for each one copied.
+func bound(l limits, n, bytes int) float64 {
+	moved := float64(n+1+2*(n-1)) * float64(bytes)
+	return moved / (2 * l.CopyAllGBs * 1e6)
 }
 
-// costOf pools the steps of all ranks.
-func costOf(ranks [][]moment) *stepCost {
-	var whole, begin, reduce, vote, apply []float64
-	for _, moments := range ranks {
-		for i, m := range moments {
-			reduce = append(reduce, float64(m.Reduced-m.Begun)/1e3)
-			vote = append(vote, float64(m.Decided-m.Reduced)/1e3)
-			apply = append(apply, float64(m.Applied-m.Decided)/1e3)
-			if i > 0 {
-				whole = append(whole, float64(m.Begun-moments[i-1].Begun)/1e3)
-				begin = append(begin, float64(m.Begun-moments[i-1].Applied)/1e3)
-			}
-		}
-	}
-	return &stepCost{summarise(whole), summarise(begin), summarise(reduce), summarise(vote), summarise(apply)}
-}
-
-// measureReduce reduces in a loop inside of one step, small and large, and then looks at the raw limits again.
+// measureReduce reduces in a loop inside of one step, for each size and world.
 func measureReduce(ctx context.Context, p plan, dir string, r *results) error {
-	for _, size := range []struct {
-		bytes, loops, warm int
-	}{{small, p.loops, warmSteps}, {large, max(1, p.loops/3), 2}} {
-		folder := filepath.Join(dir, fmt.Sprintf("reduce-%d", size.bytes))
-		if _, err := runTrainers(ctx, p, folder, "-elements", strconv.Itoa(size.bytes/4),
-			"-loops", strconv.Itoa(size.loops), "-warm", strconv.Itoa(size.warm)); err != nil {
-			return err
-		}
-		cost := reduceCost{Bytes: size.bytes}
-		slowest := make([]float64, size.loops)
-		var calls []float64
-		for rank := range ranks {
-			took, err := readLoops(filepath.Join(folder, fmt.Sprintf("%d.loops", rank)))
+	for _, n := range p.reduceWorlds() {
+		for _, size := range reduceSizes {
+			cost, _, err := p.reduce(ctx, filepath.Join(dir, fmt.Sprintf("reduce-%d-%d", n, size.bytes)), n, size.bytes, max(3, p.loops/size.fewer), size.warm)
 			if err != nil {
-				return err
+				return fmt.Errorf("%d ranks, %d bytes: %w", n, size.bytes, err)
 			}
-			if len(took) != size.loops {
-				return fmt.Errorf("rank %d wrote down %d reductions of %d", rank, len(took), size.loops)
-			}
-			for i, ms := range took {
-				slowest[i] = max(slowest[i], ms)
-			}
-			calls = append(calls, took...)
+			cost.Bound = bound(r.Limits, n, size.bytes)
+			r.Reduce = append(r.Reduce, *cost)
 		}
-		cost.Call, cost.Slowest = summarise(calls), summarise(slowest)
-		r.Reduce = append(r.Reduce, cost)
-	}
-	if err := measureLimits(ctx, p, dir, r); err != nil {
-		return err
-	}
-	for i := range r.Reduce {
-		c := &r.Reduce[i]
-		// Four inputs are added up three times, and every rank copies the sum into its own memory.
-		c.Bound = float64(c.Bytes) / 1e6 * ((ranks-1)/r.Limits.AddGBs + ranks/r.Limits.CopyGBs)
-		c.Ratio = c.Call.P50 / c.Bound
 	}
 	return nil
+}
+
+// reduce runs one job of n ranks that reduces a gradient of some bytes so many times. It returns every call too.
+func (p plan) reduce(ctx context.Context, folder string, n, bytes, loops, warm int) (*reduceCost, []float64, error) {
+	if _, err := runTrainers(ctx, p, folder, n, "-slots", strconv.Itoa(n), "-elements", strconv.Itoa(bytes/4),
+		"-loops", strconv.Itoa(loops), "-warm", strconv.Itoa(warm)); err != nil {
+		return nil, nil, err
+	}
+	slowest := make([]float64, loops)
+	var calls []float64
+	for rank := range n {
+		took, err := readLoops(filepath.Join(folder, fmt.Sprintf("%d.loops", rank)))
+		if err != nil {
+			return nil, nil, err
+		}
+		if len(took) != loops {
+			return nil, nil, fmt.Errorf("rank %d wrote down %d reductions of %d", rank, len(took), loops)
+		}
+		for i, ms := range took {
+			slowest[i] = max(slowest[i], ms)
+		}
+		calls = append(calls, took...)
+	}
+	return &reduceCost{Ranks: n, Bytes: bytes, Call: summarise(calls), Slowest: summarise(slowest)}, calls, nil
 }
 
 // warmSteps are run before anything is measured.
 const warmSteps = 20
 
 // runTrainers runs a job that ends by itself and returns what each trainer wrote.
-func runTrainers(ctx context.Context, p plan, folder string, args ...string) ([][]moment, error) {
-	j, err := start(p, folder, append([]string{p.self, trainerVerb, "-out", folder}, args...)...)
+func runTrainers(ctx context.Context, p plan, folder string, n int, args ...string) ([][]moment, error) {
+	j, err := start(p, folder, n, nil, append([]string{p.self, trainerVerb, "-out", folder}, args...)...)
 	if err != nil {
 		return nil, err
 	}
 	defer j.end()
-	if err := j.finish(ctx, time.Minute); err != nil {
+	ctx, cancel := context.WithTimeout(ctx, 90*time.Second)
+	defer cancel()
+	if err := j.Finish(ctx); err != nil {
 		return nil, err
 	}
 	names, _ := filepath.Glob(filepath.Join(folder, "*.moments"))
-	if len(names) != ranks {
-		return nil, fmt.Errorf("%d lives of trainers in a run without a kill", len(names))
+	if len(names) != n {
+		return nil, fmt.Errorf("%d lives of trainers in a run of %d ranks without a kill", len(names), n)
 	}
 	var out [][]moment
 	for _, name := range names {

@@ -28,6 +28,7 @@ const trainerVerb = "trainer"
 type moment struct {
 	Step, Generation int64
 	Begun            int64 // Begin has returned
+	Summed           int64 // the mean gradient is there; it is digested next
 	Reduced          int64 // the vote is posted next
 	Decided          int64 // Vote has returned
 	Applied          int64 // Apply has returned
@@ -36,7 +37,7 @@ type moment struct {
 // schedule is what the trainer does in which step: first warm steps with a reduction, then bare ones without, then reduced
 // ones, then one that reduces again and again.
 type schedule struct {
-	elements            int
+	elements, slots     int
 	warm, bare, reduced int
 	loops               int
 	floor               time.Duration // of the time before the reduction, as if something were computed
@@ -49,6 +50,7 @@ func trainerMain(args []string) int {
 	var s schedule
 	f := flag.NewFlagSet(trainerVerb, flag.ContinueOnError)
 	f.IntVar(&s.elements, "elements", 16<<10, "float32 of a gradient")
+	f.IntVar(&s.slots, "slots", ranks, "of the job")
 	f.IntVar(&s.warm, "warm", 20, "steps before anything is measured")
 	f.IntVar(&s.bare, "bare", 0, "steps without a reduction")
 	f.IntVar(&s.reduced, "reduced", 0, "steps with a reduction")
@@ -80,7 +82,7 @@ func (s *schedule) train(ctx context.Context) (err error) {
 	state := make([]float32, 1024)
 	tensors := []kernels.Tensor{{Name: "weight", DType: "f32", Shape: []int{len(state)}, Data: kernels.Bytes(state)}}
 	err = c.Hello(ctx, client.Config{
-		Spec:  phalanx.JobSpec{LastStep: s.last, Seed: 1, Slots: ranks, GlobalBatch: ranks, DataLength: 1, GroupSize: 1, Threads: 1, Settings: "bench"},
+		Spec:  phalanx.JobSpec{LastStep: s.last, Seed: 1, Slots: s.slots, GlobalBatch: s.slots, DataLength: 1, GroupSize: 1, Threads: 1, Settings: "bench"},
 		State: tensors, GradientElements: s.elements,
 		Apply:  func(phalanx.Step) error { return nil },
 		Logger: slog.New(slog.NewTextHandler(os.Stderr, nil)),
@@ -137,6 +139,7 @@ func (s *schedule) step(ctx context.Context, c *client.Client, b client.Begin, m
 	}
 	n := int(b.Step)
 	bare := n > s.warm && n <= s.warm+s.bare
+	var gradient []float32
 	switch {
 	case bare:
 	case s.loops > 0 && b.Step == s.last:
@@ -145,16 +148,21 @@ func (s *schedule) step(ctx context.Context, c *client.Client, b client.Begin, m
 		}
 	default:
 		s.fill(c, b)
-		gradient, err := c.AllReduce(ctx, true)
-		if err != nil {
+		var err error
+		if gradient, err = c.AllReduce(ctx, true); err != nil {
 			return err
 		}
-		if err := check(gradient[:1], gradient[len(gradient)-1:]); err != nil {
+		if err := s.check(gradient[:1], gradient[len(gradient)-1:]); err != nil {
 			return err
 		}
 	}
+	m.Summed = time.Now().UnixNano()
+	digest := phalanx.Digest{1} // a bare step has none
+	if gradient != nil {
+		digest = c.GradientDigest(gradient)
+	}
 	m.Reduced = time.Now().UnixNano()
-	committed, err := c.Vote(ctx, client.Vote{OK: true, Digest: phalanx.Digest{1}})
+	committed, err := c.Vote(ctx, client.Vote{OK: true, Digest: digest})
 	if err != nil || !committed {
 		return err
 	}
@@ -181,10 +189,9 @@ func (s *schedule) fill(c *client.Client, b client.Begin) {
 	}
 }
 
-// mean of what fill makes, exact in float32.
-const mean = float32(ranks+1) / 2
-
-func check(parts ...[]float32) error {
+// check compares with the mean of what fill makes, which is exact in float32.
+func (s *schedule) check(parts ...[]float32) error {
+	mean := float32(s.slots+1) / 2
 	for _, g := range parts {
 		for i, v := range g {
 			if v != mean {
@@ -215,7 +222,7 @@ func (s *schedule) loop(ctx context.Context, c *client.Client, b client.Begin) e
 			fmt.Fprintln(&text, took.Nanoseconds())
 		}
 	}
-	if err := check(gradient); err != nil {
+	if err := s.check(gradient); err != nil {
 		return err
 	}
 	name := filepath.Join(s.out, fmt.Sprintf("%d.loops", b.Rank))

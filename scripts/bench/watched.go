@@ -8,13 +8,16 @@ import (
 	"math/rand/v2"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
+
+	"phalanx/scripts/internal/job"
 )
 
 // watched is one kill, timed by the trainers. Durations are in seconds.
 type watched struct {
-	What       string  `json:"what"` // daemon, leader or trainer
+	What       string  `json:"what"` // daemon, leader, trainer, or both: the leader's daemon and its trainer
 	Member     string  `json:"member"`
 	KillUnixNS int64   `json:"kill_unix_ns"`
 	Step       int64   `json:"step"` // whose decision ended the wait
@@ -22,28 +25,34 @@ type watched struct {
 	To         int64   `json:"to_generation"`
 	First      float64 `json:"first"` // until the first trainer, of those that had to wait, knew that a step is committed
 	Last       float64 `json:"last"`  // until all of them did
+
+	// Restart is when the daemon's successor was started, to a hundredth of a second; 0 when no daemon was killed.
+	Restart float64 `json:"restart,omitempty"`
+	// Change is the job's own account where the world changed.
+	Change *recovery `json:"change,omitempty"`
 }
 
-// measureWatched kills daemons beside their living trainers, the leader's too, and some trainers to check the job's own
-// account of them.
-func measureWatched(ctx context.Context, p plan, dir string, r *results) (err error) {
+// measureWatched kills daemons beside their living trainers, the leader's too, the leader's together with its trainer, and some
+// trainers to check the job's own account of them.
+func measureWatched(ctx context.Context, p plan, dir string, r *results) error {
 	w := filepath.Join(dir, "watched")
-	j, err := start(p, w, p.self, trainerVerb, "-reduced", "100000000", "-floor", p.floor.String(), "-out", w)
+	j, err := start(p, w, ranks, nil, p.self, trainerVerb, "-reduced", "100000000", "-floor", p.floor.String(), "-out", w)
 	if err != nil {
 		return err
 	}
 	defer j.end()
 	random := rand.New(rand.NewPCG(p.seed, 2))
 	var order []string
-	for what, n := range map[string]int{"daemon": p.daemonKills, "leader": p.leaderKills, "trainer": p.watchedKills} {
+	for what, n := range map[string]int{"daemon": p.daemonKills, "leader": p.leaderKills, "both": p.bothKills, "trainer": p.watchedKills} {
 		for range n {
 			order = append(order, what)
 		}
 	}
 	slices.Sort(order) // a map has none
 	random.Shuffle(len(order), func(a, b int) { order[a], order[b] = order[b], order[a] })
+	killed := map[string]time.Time{}
 	for i, what := range order {
-		s, err := j.watch(ctx, what, random)
+		s, err := j.watch(ctx, what, random, killed)
 		if err != nil {
 			return fmt.Errorf("kill %d, of a %s: %w", i+1, what, err)
 		}
@@ -55,38 +64,55 @@ func measureWatched(ctx context.Context, p plan, dir string, r *results) (err er
 	return nil
 }
 
+// daemonLife is how long a daemon lives before it is killed again: five of one member that die within a second of their start
+// end the run.
+const daemonLife = 1500 * time.Millisecond
+
+// aim chooses a victim. The daemons of killed were killed at the given times.
+func (j *run) aim(ctx context.Context, s *job.Status, what string, random *rand.Rand, killed map[string]time.Time) (string, error) {
+	victims := s.World
+	switch what {
+	case "daemon":
+		victims = s.Followers()
+	case "leader", "both":
+		victims = []string{s.Leader}
+	}
+	if what != "trainer" {
+		old := slices.DeleteFunc(slices.Clone(victims), func(id string) bool { return time.Since(killed[id]) < daemonLife })
+		if len(old) > 0 {
+			victims = old
+		}
+	}
+	victim := victims[random.IntN(len(victims))]
+	if what == "trainer" {
+		return victim, nil
+	}
+	defer func() { killed[victim] = time.Now() }()
+	return victim, pause(ctx, daemonLife-min(daemonLife, time.Since(killed[victim])))
+}
+
 // watch kills once and reads what the trainers wrote down around it.
-func (j *job) watch(ctx context.Context, what string, random *rand.Rand) (*watched, error) {
+func (j *run) watch(ctx context.Context, what string, random *rand.Rand, killed map[string]time.Time) (*watched, error) {
 	before, err := j.calm(ctx)
 	if err != nil {
 		return nil, err
 	}
-	followers := slices.DeleteFunc(slices.Clone(before.World), func(id string) bool { return id == before.Leader })
-	victim := followers[random.IntN(len(followers))]
-	switch what {
-	case "leader":
-		victim = before.Leader
-	case "trainer":
-		victim = before.World[random.IntN(len(before.World))]
-	}
-	pid := before.find(victim).DaemonPID
-	if what == "trainer" {
-		pid = before.find(victim).TrainerPID
-	}
-	if err := pause(ctx, time.Duration(random.Int64N(int64(4*j.floor)))); err != nil {
-		return nil, err
-	}
-	at, err := kill(pid)
+	victim, err := j.aim(ctx, before, what, random, killed)
 	if err != nil {
 		return nil, err
 	}
-	// Longer than for trainers: five daemons that die within a second of their start end the run.
-	if err := pause(ctx, j.settle+500*time.Millisecond); err != nil {
+	m := before.Find(victim)
+	pids := map[string][]int{"trainer": {m.TrainerPID}, "both": {m.DaemonPID, m.TrainerPID}}[what]
+	if pids == nil {
+		pids = []int{m.DaemonPID}
+	}
+	at, err := j.strikeAt(ctx, random, pids...)
+	if err != nil {
 		return nil, err
 	}
-	_, err = j.until(ctx, "all ranks train again", func(s *status) bool {
-		m := s.find(victim)
-		return s.whole() && m != nil && m.TrainerPID != pid && m.DaemonPID != pid && s.Step > before.Step+1
+	after, err := j.Until(ctx, "all ranks train again", func(s *job.Status) bool {
+		m := s.Find(victim)
+		return j.whole(s) && m != nil && !slices.Contains(pids, m.TrainerPID) && !slices.Contains(pids, m.DaemonPID) && s.Step > before.Step+1
 	})
 	if err != nil {
 		return nil, err
@@ -99,10 +125,11 @@ func (j *job) watch(ctx context.Context, what string, random *rand.Rand) (*watch
 		}
 		w, err := timeOf(what, victim, at, lives)
 		if err == nil {
+			w.explain(before, after)
 			return w, nil
 		}
 		if time.Now().After(end) {
-			return nil, fmt.Errorf("%w\n%s", err, j.tail())
+			return nil, fmt.Errorf("%w\n%s", err, j.Tail())
 		}
 		if err := pause(ctx, 20*time.Millisecond); err != nil {
 			return nil, err
@@ -110,15 +137,47 @@ func (j *job) watch(ctx context.Context, what string, random *rand.Rand) (*watch
 	}
 }
 
+// explain adds what the job and the kernel know of a kill.
+func (w *watched) explain(before, after *job.Status) {
+	if w.What != "trainer" {
+		if started := startOf(after.Find(w.Member).DaemonPID); started > w.KillUnixNS-1e7 {
+			w.Restart = max(0.001, float64(started-w.KillUnixNS)/1e9)
+		}
+	}
+	if !keepsTrainer(w.What) && changeAfter(after, w.Member, w.KillUnixNS) >= 0 {
+		if s, err := account(before, after, w.Member, w.KillUnixNS); err == nil { // without evidence of its own there is no account
+			w.Change = s
+		}
+	}
+}
+
+// startOf is when a process was started, 0 when that is not known.
+func startOf(pid int) (unixNS int64) {
+	_, stat, _ := strings.Cut(read(fmt.Sprintf("/proc/%d/stat", pid)), ") ")
+	fields, up := strings.Fields(stat), strings.Fields(read("/proc/uptime"))
+	if len(fields) < 20 || len(up) < 1 {
+		return 0
+	}
+	ticks, err := strconv.ParseInt(fields[19], 10, 64) // of 10 ms, since the start of the machine
+	seconds, err2 := strconv.ParseFloat(up[0], 64)
+	if err != nil || err2 != nil {
+		return 0
+	}
+	return time.Now().UnixNano() - int64(seconds*1e9) + ticks*1e7
+}
+
+// keepsTrainer reports whether the victim's trainer lives on.
+func keepsTrainer(what string) bool { return what == "daemon" || what == "leader" }
+
 // lives reads what the trainers of a world wrote. What a killed one wrote ends with it and is left out.
-func (j *job) lives(s *status, what, victim string) (map[string][]moment, error) {
+func (j *run) lives(s *job.Status, what, victim string) (map[string][]moment, error) {
 	out := map[string][]moment{}
 	for _, id := range s.World {
-		if what == "trainer" && id == victim {
+		if !keepsTrainer(what) && id == victim {
 			continue
 		}
 		index := id[strings.LastIndexByte(id, '/')+1:]
-		moments, err := readMoments(filepath.Join(j.dir, fmt.Sprintf("%s.%d.moments", index, s.find(id).TrainerPID)))
+		moments, err := readMoments(filepath.Join(j.Dir, fmt.Sprintf("%s.%d.moments", index, s.Find(id).TrainerPID)))
 		if err != nil {
 			return nil, err
 		}
@@ -140,7 +199,7 @@ func timeOf(what, victim string, at int64, lives map[string][]moment) (*watched,
 		}
 	}
 	of, i := victim, -1
-	if what != "trainer" {
+	if keepsTrainer(what) {
 		i = slices.IndexFunc(lives[of], func(m moment) bool { return m.Reduced > at })
 	}
 	for id := range lives {
@@ -162,7 +221,7 @@ func timeOf(what, victim string, at int64, lives map[string][]moment) (*watched,
 			continue // it rolled forward, inside Begin
 		}
 		last = max(last, moments[i].Decided)
-		waited := what == "trainer" || id == victim || of != victim
+		waited := !keepsTrainer(what) || id == victim || of != victim
 		if waited && (first == 0 || moments[i].Decided < first) {
 			first = moments[i].Decided
 		}

@@ -15,6 +15,8 @@ import (
 	"path/filepath"
 	"syscall"
 	"time"
+
+	"phalanx/scripts/internal/job"
 )
 
 const ranks = 4
@@ -118,11 +120,11 @@ func resumed(ctx context.Context, p plan, dir string) (string, error) {
 	}
 	defer j.kill()
 	third := uint64(p.steps) / 3
-	s, err := j.until(ctx, "a third of the steps are done", func(s *status) bool { return s.Step >= third })
+	s, err := j.Until(ctx, "a third of the steps are done", func(s *job.Status) bool { return s.Step >= third })
 	if err != nil {
 		return "", err
 	}
-	pids := []int{j.cmd.Process.Pid}
+	pids := []int{j.PID()}
 	for _, m := range s.Members {
 		pids = append(pids, m.DaemonPID, m.TrainerPID)
 	}
@@ -132,8 +134,8 @@ func resumed(ctx context.Context, p plan, dir string) (string, error) {
 			killed++
 		}
 	}
-	<-j.ended
-	j.sweep()
+	<-j.Ended
+	j.Sweep()
 	fmt.Printf("   killed run, daemons and trainers, %d processes, at step %d\n", killed, s.Step)
 	j, err = start(ctx, p, dir, p.floor/2)
 	if err != nil {
@@ -141,7 +143,7 @@ func resumed(ctx context.Context, p plan, dir string) (string, error) {
 	}
 	defer j.kill()
 	// Until the first new generation the daemons know what their logs say: the world that was killed.
-	s, err = j.until(ctx, "it trains again", func(now *status) bool { return now.whole() && now.Generation > s.Generation })
+	s, err = j.Until(ctx, "it trains again", func(now *job.Status) bool { return whole(now) && now.Generation > s.Generation })
 	if err != nil {
 		return "", err
 	}

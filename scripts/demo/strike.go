@@ -9,37 +9,34 @@ import (
 	"slices"
 	"syscall"
 	"time"
+
+	"phalanx/scripts/internal/job"
 )
 
 // kill is one way to disturb a job. victims are members; daemon says which of their processes is killed.
 type kill struct {
 	name    string
 	daemon  bool
-	victims func(s *status) []string
+	victims func(s *job.Status) []string
 }
 
 var kills = []kill{
-	{"SIGKILL of one trainer", false, func(s *status) []string { return followers(s)[:1] }},
-	{"SIGKILL of one daemon", true, func(s *status) []string { return followers(s)[1:2] }},
-	{"SIGKILL of the leader's daemon", true, func(s *status) []string { return []string{s.Leader} }},
-	{"SIGKILL of two trainers at once", false, func(s *status) []string { return followers(s)[1:3] }},
-	{"SIGKILL of the leader's trainer", false, func(s *status) []string { return []string{s.Leader} }},
-}
-
-// followers are the members of the world that do not lead, in rank order.
-func followers(s *status) []string {
-	return slices.DeleteFunc(slices.Clone(s.World), func(id string) bool { return id == s.Leader })
+	{"SIGKILL of one trainer", false, func(s *job.Status) []string { return s.Followers()[:1] }},
+	{"SIGKILL of one daemon", true, func(s *job.Status) []string { return s.Followers()[1:2] }},
+	{"SIGKILL of the leader's daemon", true, func(s *job.Status) []string { return []string{s.Leader} }},
+	{"SIGKILL of two trainers at once", false, func(s *job.Status) []string { return s.Followers()[1:3] }},
+	{"SIGKILL of the leader's trainer", false, func(s *job.Status) []string { return []string{s.Leader} }},
 }
 
 // history is what the job said of its changes, by generation, and what was seen beside it.
 type history struct {
-	seen   []transition
+	seen   []job.Transition
 	faults []string
 }
 
-func (h *history) note(s *status) (fresh []transition) {
+func (h *history) note(s *job.Status) (fresh []job.Transition) {
 	for _, t := range s.Transitions {
-		i := slices.IndexFunc(h.seen, func(o transition) bool { return o.Generation == t.Generation })
+		i := slices.IndexFunc(h.seen, func(o job.Transition) bool { return o.Generation == t.Generation })
 		if i >= 0 {
 			h.seen[i] = t // its last parts may have come since
 			continue
@@ -68,15 +65,15 @@ func (h *history) check() error {
 }
 
 // strike kills and waits until all ranks train again.
-func (j *job) strike(ctx context.Context, k kill, h *history) error {
-	before, err := j.until(ctx, "all ranks train", (*status).whole)
+func (j run) strike(ctx context.Context, k kill, h *history) error {
+	before, err := j.Until(ctx, "all ranks train", whole)
 	if err != nil {
 		return err
 	}
 	h.note(before)
 	// Not in the same step as the last recovery: a step or two of calm shows that training went on.
 	calm := before.Step + 3
-	before, err = j.until(ctx, "training goes on", func(s *status) bool { return s.whole() && s.Step >= calm })
+	before, err = j.Until(ctx, "training goes on", func(s *job.Status) bool { return whole(s) && s.Step >= calm })
 	if err != nil {
 		return err
 	}
@@ -84,16 +81,16 @@ func (j *job) strike(ctx context.Context, k kill, h *history) error {
 	victims := k.victims(before)
 	at := time.Now()
 	for _, id := range victims {
-		pid := before.find(id).TrainerPID
+		pid := before.Find(id).TrainerPID
 		if k.daemon {
-			pid = before.find(id).DaemonPID
+			pid = before.Find(id).DaemonPID
 		}
 		if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
 			return fmt.Errorf("kill %s, pid %d: %w", id, pid, err)
 		}
 	}
-	after, err := j.until(ctx, "all ranks train again", func(s *status) bool {
-		return s.whole() && s.Step > before.Step+1 && replaced(before, s, victims, k.daemon)
+	after, err := j.Until(ctx, "all ranks train again", func(s *job.Status) bool {
+		return whole(s) && s.Step > before.Step+1 && replaced(before, s, victims, k.daemon)
 	})
 	if err != nil {
 		return err
@@ -102,7 +99,7 @@ func (j *job) strike(ctx context.Context, k kill, h *history) error {
 	fmt.Printf("   %s: %v at step %d; all %d ranks again after %.2f s\n", k.name, victims, before.Step, ranks, took.Seconds())
 	j.report(h, after)
 	for _, m := range before.Members {
-		now := after.find(m.Member)
+		now := after.Find(m.Member)
 		if slices.Contains(victims, m.Member) && !k.daemon || now == nil {
 			continue
 		}
@@ -114,9 +111,9 @@ func (j *job) strike(ctx context.Context, k kill, h *history) error {
 }
 
 // replaced reports whether every killed process has a successor.
-func replaced(before, s *status, victims []string, daemon bool) bool {
+func replaced(before, s *job.Status, victims []string, daemon bool) bool {
 	for _, id := range victims {
-		old, now := before.find(id), s.find(id)
+		old, now := before.Find(id), s.Find(id)
 		if now == nil || daemon && now.DaemonPID == old.DaemonPID || !daemon && now.TrainerPID == old.TrainerPID {
 			return false
 		}
@@ -125,7 +122,7 @@ func replaced(before, s *status, victims []string, daemon bool) bool {
 }
 
 // report prints the changes of the world since the last look.
-func (j *job) report(h *history, s *status) {
+func (j run) report(h *history, s *job.Status) {
 	fresh := h.note(s)
 	if len(fresh) == 0 {
 		fmt.Println("      no new generation: the successor took over beside the living trainer")

@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One torchft replica group of one rank (gloo, CPU), started by torchft_kills.py; not of use by itself.
+
+Trains an MLP of 1.05M parameters with the all-reduce of its flat gradient, and appends a line to a log for each step:
+CLOCK_MONOTONIC, whether it was committed, and how many groups took part. Settings come as a JSON object in argv[1].
+"""
+
+import json
+import logging
+import os
+import sys
+import time
+from datetime import timedelta
+
+import torch
+from torch import nn
+from torch.distributed import TCPStore
+from torchft import Manager, Optimizer, ProcessGroupGloo
+from torchft.manager import WorldSizeMode
+
+BATCH = 48
+
+
+def main() -> None:
+    settings = json.loads(sys.argv[1])
+    logging.disable(logging.WARNING)
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    group, groups = settings["group"], settings["groups"]
+    log = os.open(settings["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+
+    def note(kind: str, *fields: object) -> None:
+        os.write(log, (" ".join([kind, f"{time.monotonic():.6f}", *map(str, fields)]) + "\n").encode())
+
+    model = nn.Sequential(nn.Linear(512, 1024), nn.ReLU(), nn.Linear(1024, 480), nn.ReLU(), nn.Linear(480, 64))
+    inner = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    pg = ProcessGroupGloo(timeout=timedelta(seconds=settings["timeout"]))
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    manager = Manager(
+        pg=pg,
+        min_replica_size=2,
+        replica_id=f"g_{group}",
+        rank=0,
+        world_size=1,
+        store_addr="127.0.0.1",
+        store_port=store.port,
+        lighthouse_addr=settings["lighthouse"],
+        load_state_dict=lambda s: (model.load_state_dict(s["m"]), inner.load_state_dict(s["o"])),
+        state_dict=lambda: {"m": model.state_dict(), "o": inner.state_dict()},
+        timeout=timedelta(seconds=settings["timeout"]),
+        quorum_timeout=timedelta(seconds=settings["quorum_timeout"]),
+        connect_timeout=timedelta(seconds=settings["connect_timeout"]),
+        heartbeat_interval=timedelta(milliseconds=settings["hb_interval_ms"]),
+        use_async_quorum=True,
+        init_sync=True,
+        world_size_mode=WorldSizeMode.DYNAMIC,
+    )
+    opt = Optimizer(manager, inner)
+    params = list(model.parameters())
+    flat = torch.empty(sum(p.numel() for p in params))
+    # A restarted node imports at a high priority, which costs 6 s instead of 12 on two busy cores, and trains at the usual one.
+    for thread in os.listdir("/proc/self/task"):
+        os.setpriority(os.PRIO_PROCESS, int(thread), 0)
+    note("ready")
+    if settings["gate"]:  # all groups heartbeat before the first quorum
+        open(f"{settings['gate']}.{group}", "w").close()
+        while not all(os.path.exists(f"{settings['gate']}.{g}") for g in range(groups)):
+            time.sleep(0.01)
+        time.sleep(0.3)
+    stepped: list[int] = []
+    inner.register_step_post_hook(lambda *_: stepped.append(1))  # the step number also jumps when a group heals
+    while True:
+        stepped.clear()
+        opt.zero_grad()
+        draw = torch.Generator().manual_seed(manager.current_step() * 1000 + group)
+        x, y = torch.randn(BATCH, 512, generator=draw), torch.randn(BATCH, 64, generator=draw)
+        ((model(x) - y) ** 2).mean().backward()
+        torch.cat([p.grad.reshape(-1) for p in params], out=flat)
+        manager.allreduce(flat).wait()
+        at = 0
+        for p in params:
+            p.grad.copy_(flat[at : at + p.numel()].view_as(p))
+            at += p.numel()
+        opt.step()
+        note("step", len(stepped), manager.num_participants())
+
+
+if __name__ == "__main__":
+    main()
