@@ -22,6 +22,7 @@ type layer struct {
 var layers = []layer{
 	{".", nil, "the shared words are values: everything imports them, so they import nothing"},
 	{"internal/planted", nil, "names the bugs that tests switch on; every layer may hold the place of one"},
+	{"internal/failpoint", nil, "places at which tests kill a process; every layer that writes what must survive has some"},
 	{"kernels", []string{"."}, "adds and digests know of memory and of nothing else, so that a GPU version can take their place"},
 	{"elastic", []string{"."}, "the three machines decide; what they could import would let them do"},
 	{"consensus", []string{"."}, "agreement carries commands as bytes; if it knew their meaning it could not be replaced"},
@@ -174,7 +175,7 @@ func refuse(folder, imports string, test bool) string {
 		return fmt.Sprintf("folder %s has no layer; add it to layers in imports_test.go with what it may import and why", folder)
 	}
 	if target, inside := moduleFolder(imports); inside {
-		if to := layerOf(target); to != layers[own].folder && to != "internal/planted" && !slices.Contains(layers[own].may, to) {
+		if to := layerOf(target); to != layers[own].folder && to != "internal/planted" && to != "internal/failpoint" && !slices.Contains(layers[own].may, to) {
 			return fmt.Sprintf("%s imports %s: %s", folder, target, layers[own].why)
 		}
 		return ""

@@ -23,10 +23,11 @@ type history struct {
 	struck      map[int]string           // pids of trainers that a test hit, and how
 	faults      []string                 // what must not happen and was seen
 	allowed     string                   // why the job may go back to a stored state, "" when it may not
+	points      string                   // folder of armed fail points, "" for none
 }
 
 func newHistory() *history {
-	return &history{map[phalanx.Generation]elastic.Transition{}, map[phalanx.MemberID]int{}, map[int]string{}, nil, ""}
+	return &history{transitions: map[phalanx.Generation]elastic.Transition{}, trainers: map[phalanx.MemberID]int{}, struck: map[int]string{}}
 }
 
 // note adds one look.

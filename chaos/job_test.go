@@ -38,7 +38,10 @@ const (
 type job struct {
 	t     *testing.T
 	dir   string
+	host  string
 	nproc int
+	bin   string   // folder of the programs
+	env   []string // of phalanx run, more than the test's own
 	flags []string // of phalanx run
 	cmd   []string // of the trainers
 	train []string // arguments of phalanx-lm, without those that do not change the result
@@ -62,7 +65,8 @@ func newJob(t *testing.T, nproc, steps int, floor time.Duration, more ...string)
 	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	j := &job{t: t, dir: filepath.Join(t.TempDir(), "job"), nproc: nproc, history: newHistory(), ctx: ctx}
 	j.train = []string{"--data", data, "--steps", strconv.Itoa(steps)}
-	j.cmd = append(append([]string{program("phalanx-lm")}, j.train...), "--step-floor", floor.String())
+	j.bin, j.host = bin, host
+	j.cmd = append(append([]string{j.program("phalanx-lm")}, j.train...), "--step-floor", floor.String())
 	j.cmd = append(j.cmd, more...)
 	t.Cleanup(func() {
 		cancel()
@@ -80,7 +84,7 @@ func (j *job) run(more ...string) *process {
 	if err := os.MkdirAll(j.dir, 0o700); err != nil {
 		j.t.Fatal(err)
 	}
-	args := []string{"run", "--dir", j.dir, "--host", host, "--nproc", strconv.Itoa(j.nproc)}
+	args := []string{"run", "--dir", j.dir, "--host", j.host, "--nproc", strconv.Itoa(j.nproc)}
 	args = append(append(args, j.flags...), more...)
 	args = append(append(args, "--"), j.cmd...)
 	base := filepath.Join(filepath.Dir(j.dir), fmt.Sprintf("run%d", len(j.runs)))
@@ -95,7 +99,8 @@ func (j *job) run(more ...string) *process {
 		j.t.Fatal(err)
 	}
 	defer errs.Close()
-	p.cmd = exec.Command(program("phalanx"), args...)
+	p.cmd = exec.Command(j.program("phalanx"), args...)
+	p.cmd.Env = append(os.Environ(), j.env...)
 	p.cmd.Stdout, p.cmd.Stderr = out, errs
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	if err := p.cmd.Start(); err != nil {
@@ -109,6 +114,8 @@ func (j *job) run(more ...string) *process {
 	j.runs = append(j.runs, p)
 	return p
 }
+
+func (j *job) program(name string) string { return filepath.Join(j.bin, name) }
 
 // newest is the newest phalanx run.
 func (j *job) newest() *process { return j.runs[len(j.runs)-1] }
@@ -134,6 +141,10 @@ func (j *job) look() (*node.Status, error) {
 		s, err := j.ask(index)
 		if err == nil {
 			j.asked = index
+			if s.Leader.Host() == j.host { // it answers by itself; the others have to ask it
+				j.asked = s.Leader.Index()
+			}
+			j.readHits()
 			j.note(s)
 			return s, nil
 		}

@@ -4,12 +4,14 @@ package chaos_test
 
 import (
 	"errors"
+	"flag"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
 	"runtime"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -18,7 +20,18 @@ import (
 // bin is the folder of the programs under test, data the text that they train on.
 var bin, data string
 
+// side is how many of the tests that mostly wait run at a time.
+const side = 3
+
 func TestMain(m *testing.M) {
+	flag.Parse()
+	given := false
+	flag.Visit(func(f *flag.Flag) { given = given || f.Name == "test.parallel" })
+	if !given {
+		if err := flag.Set("test.parallel", strconv.Itoa(side)); err != nil {
+			panic(err)
+		}
+	}
 	code, err := build(m.Run)
 	if err != nil {
 		fmt.Fprintf(os.Stderr, "chaos: %v\n", err)

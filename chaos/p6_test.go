@@ -18,7 +18,7 @@ func (j *job) onceAs(index int, other ...string) {
 	j.t.Helper()
 	mark := filepath.Join(filepath.Dir(j.dir), "mark")
 	script := fmt.Sprintf("#!/bin/sh\nif [ \"$LOCAL_RANK\" = %d ] && mkdir %s 2>/dev/null; then exec %s; fi\nexec %s\n", index, mark, strings.Join(other, " "), strings.Join(j.cmd, " "))
-	name := filepath.Join(filepath.Dir(j.dir), "trainer")
+	name := filepath.Join(filepath.Dir(j.dir), "once")
 	if err := os.WriteFile(name, []byte(script), 0o755); err != nil {
 		j.t.Fatal(err)
 	}

@@ -8,6 +8,7 @@ import (
 
 	"phalanx"
 	"phalanx/client/wire"
+	"phalanx/internal/failpoint"
 )
 
 // Begin is a place in a world and the step to compute there.
@@ -142,6 +143,7 @@ func (c *Client) take(seat wire.Seat, sequence uint64) (over bool, err error) {
 	if err := c.tellCoordinate(seat.Coordinate); err != nil {
 		return false, err
 	}
+	failpoint.Here("client-seat-taken")
 	if c.gradient.Step != 0 {
 		c.writeGradient(wire.Gradient{}) // applied, or its step was not decided: its memory is free
 	}

@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"phalanx/client/wire"
+	"phalanx/internal/failpoint"
 )
 
 // SocketVariable is the environment variable with the path of the daemon's socket.
@@ -80,6 +81,7 @@ func (c *Client) Hello(ctx context.Context, cfg Config) error {
 	if p.Signals {
 		c.closes = append(c.closes, c.watchSignals())
 	}
+	failpoint.Here("client-attached")
 	return nil
 }
 

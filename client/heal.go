@@ -7,6 +7,7 @@ import (
 
 	"phalanx"
 	"phalanx/client/wire"
+	"phalanx/internal/failpoint"
 	"phalanx/kernels"
 )
 
@@ -57,6 +58,7 @@ func (c *Client) startHeal(seat wire.Seat) {
 	void.Valid = false
 	c.setApplied(void)
 	c.writeGradient(wire.Gradient{})
+	failpoint.Here("client-heal-begun")
 	c.heal = heal{on: true, generation: seat.Generation, news: true}
 	c.digests = digestCache{}
 	c.m.Daemon.Ring()
@@ -74,6 +76,7 @@ func (c *Client) fill(i int) {
 		status = wire.StatusRevoked
 	case c.inTensor(f.Tensor, f.Offset, f.Length) && within(f.SegmentOffset, f.Length, len(c.m.Segment)):
 		copy(c.cfg.State[f.Tensor].Data[f.Offset:], c.m.Segment[f.SegmentOffset:][:f.Length])
+		failpoint.Here("client-heal-filling")
 		status = wire.StatusOK
 	default:
 		c.log.Error("heal bytes refused", "tensor", f.Tensor, "offset", f.Offset, "length", f.Length, "segment_offset", f.SegmentOffset)
@@ -102,10 +105,13 @@ func (c *Client) verify(end wire.HealEnd) (why wire.Why, tensor int) {
 
 // endHeal takes the label of the source. A kill before the last store leaves healing on: the trainer possesses nothing.
 func (c *Client) endHeal(end wire.HealEnd, seat uint64) {
+	failpoint.Here("client-heal-verified")
 	l := end.Label()
 	c.page.WriteApplying(wire.Applying{Step: l.Step, Generation: l.Generation, TrainerStart: c.m.TrainerStart})
 	c.setApplied(wire.Applied{Step: l.Step, Generation: l.Generation, Digest: l.Digest, Coordinate: l.Coordinate, Valid: true})
+	failpoint.Here("client-heal-labelled")
 	c.page.WriteHealing(wire.Healing{Generation: c.heal.generation, TrainerStart: c.m.TrainerStart})
+	failpoint.Here("client-healed")
 	c.heal.on, c.heal.seat = false, seat
 	c.log.Info("healed", "generation", c.heal.generation.String(), "label", l.String())
 }

@@ -7,6 +7,7 @@ import (
 
 	"phalanx"
 	"phalanx/client/wire"
+	"phalanx/internal/failpoint"
 	"phalanx/kernels"
 )
 
@@ -42,6 +43,7 @@ func (c *Client) serveHeal(i int, seat wire.Seat) {
 		status = wire.StatusOK
 	case r.Kind == wire.ServeKindRead && c.inTensor(r.Tensor, r.Offset, r.Length) && within(r.SegmentOffset, r.Length, len(c.m.Segment)):
 		copy(c.m.Segment[r.SegmentOffset:][:r.Length], c.cfg.State[r.Tensor].Data[r.Offset:])
+		failpoint.Here("client-serving")
 		status = wire.StatusOK
 	}
 	if status == wire.StatusFailed {

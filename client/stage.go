@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"phalanx/client/wire"
+	"phalanx/internal/failpoint"
 )
 
 // stageChunk is how many bytes are copied between two looks at an abort.
@@ -74,6 +75,7 @@ func (c *Client) stage(s *staging, applied wire.Applied) {
 				break
 			}
 			n := copy(to, from[:min(len(from), stageChunk)])
+			failpoint.Here("client-staging")
 			from, to = from[n:], to[n:]
 		}
 	}
@@ -82,6 +84,7 @@ func (c *Client) stage(s *staging, applied wire.Applied) {
 		header.State = wire.SlabStateFree
 	}
 	c.slab.WriteHeader(header)
+	failpoint.Here("client-staged")
 	c.page.WriteStaged(wire.Staged{Sequence: s.sequence, Step: applied.Step, OK: ok, Generation: applied.Generation, Digest: applied.Digest, Coordinate: applied.Coordinate})
 	c.m.Daemon.Ring()
 	c.m.Own.Ring() // Finish waits for it

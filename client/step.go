@@ -10,6 +10,7 @@ import (
 
 	"phalanx"
 	"phalanx/client/wire"
+	"phalanx/internal/failpoint"
 	"phalanx/kernels"
 )
 
@@ -43,12 +44,14 @@ func (c *Client) Vote(ctx context.Context, v Vote) (committed bool, err error) {
 	if v.OK {
 		c.branch = c.begunSeat.Branch
 		c.writeGradient(wire.Gradient{Generation: b.Generation, Step: b.Step, Digest: v.Digest, Coordinate: b.Coordinate})
+		failpoint.Here("client-gradient-written")
 	}
 	c.voted = wire.VoteRequest{
 		Generation: b.Generation, Step: b.Step, OK: v.OK, Digest: v.Digest, TrainerStart: c.m.TrainerStart,
 		ComputeNS: v.Compute.Nanoseconds(), ReduceNS: v.Reduce.Nanoseconds(), DigestNS: v.Digesting.Nanoseconds(),
 	}
 	c.page.WriteVoteRequest(c.voted)
+	failpoint.Here("client-vote-asked")
 	c.m.Daemon.Ring()
 	err = c.wait(ctx, func() (over, again bool, err error) {
 		seat, _ := c.page.ReadSeat() // before the commit: the daemon writes them the other way round
@@ -97,13 +100,16 @@ func (c *Client) apply() (err error) {
 	c.joinStaging()
 	c.enter(wire.PhaseApply, g.Step)
 	c.page.WriteApplying(wire.Applying{Step: g.Step, Generation: g.Generation, TrainerStart: c.m.TrainerStart})
+	failpoint.Here("client-applying")
 	c.torn, c.begun = true, Begin{} // until the optimizer has returned; a panic leaves it so
 	if err := c.cfg.Apply(g.Step); err != nil {
 		c.m.Daemon.Ring()
 		return fmt.Errorf("apply step %d: %w", g.Step, errors.Join(ErrTorn, err))
 	}
 	c.torn = false
+	failpoint.Here("client-optimizer-returned")
 	c.setApplied(wire.Applied{Step: g.Step, Generation: g.Generation, Digest: g.Digest, Coordinate: g.Coordinate, Valid: true})
+	failpoint.Here("client-applied")
 	c.m.Daemon.Tell()
 	return nil
 }
@@ -116,7 +122,9 @@ func (c *Client) Finish(ctx context.Context, digest phalanx.Digest) error {
 	}
 	c.begun = Begin{}
 	c.enter(wire.PhaseSave, c.applied.Step)
+	failpoint.Here("client-finishing")
 	c.page.WriteDone(wire.Done{Step: c.applied.Step, Digest: digest, TrainerStart: c.m.TrainerStart})
+	failpoint.Here("client-done")
 	c.m.Daemon.Ring()
 	var staged time.Time
 	err := c.wait(ctx, func() (over, again bool, err error) {

@@ -11,6 +11,7 @@ import (
 	"phalanx"
 	"phalanx/consensus"
 	"phalanx/elastic"
+	"phalanx/internal/failpoint"
 )
 
 // arbiter is what a leading daemon knows beside the log, and its hands: it fills the planner's facts, turns expired
@@ -343,6 +344,7 @@ func (a *arbiter) ask(p elastic.Plan, facts *elastic.Facts) {
 		}
 		own = own || v.local
 	}
+	failpoint.Here("seal-round-begun")
 	if own {
 		a.d.run(a.d.life.machine.Step(elastic.SealAsked{Generation: ask.Generation, Boundary: ask.Boundary}))
 	}
@@ -359,7 +361,13 @@ func (a *arbiter) propose(c elastic.Command, why string) {
 	switch c.(type) {
 	case elastic.FormGeneration, elastic.Rewind:
 		a.timing.closed = time.Now()
-		failpoint("proposing")
+		failpoint.Here("proposing")
+	case elastic.AdmitMembers:
+		failpoint.Here("admitting")
+	case elastic.Activate:
+		failpoint.Here("activating")
+	case elastic.Done:
+		failpoint.Here("finishing")
 	}
 	d := a.d
 	d.log.Debug("proposes", "command", fmt.Sprintf("%T", c), "why", why)
@@ -372,6 +380,7 @@ func (a *arbiter) propose(c elastic.Command, why string) {
 				return
 			}
 			a.busy = false
+			failpoint.Here("entry-applied")
 			d.newest()
 			var lost consensus.ErrNotLeader
 			switch r, refused := res.Response.(refusal); {

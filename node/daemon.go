@@ -24,6 +24,7 @@ import (
 	"phalanx/collective/host"
 	"phalanx/consensus"
 	"phalanx/elastic"
+	"phalanx/internal/failpoint"
 	"phalanx/membership"
 )
 
@@ -208,6 +209,9 @@ func (d *Daemon) open() (err error) {
 	}
 	d.roster = newRoster(d.paths, d.cfg.Join, d.self)
 	d.peers = newPeerLinks(d)
+	if err := d.unfound(dir); err != nil {
+		return err
+	}
 	d.raft, err = consensus.Open(consensus.Config{
 		Dir: filepath.Join(dir, "raft"), JobID: d.tag, Machine: d.replica, Transport: raftLayer{d.listener.Of(ProtoRaft), d},
 		Addresses: d.roster.serverAddr, LocalAddr: d.addr(), Logger: d.log,
@@ -222,6 +226,7 @@ func (d *Daemon) open() (err error) {
 	if err != nil {
 		return &Problem{CodeFailed, fmt.Errorf("open the log: %w", err), "move " + filepath.Join(dir, "raft") + " aside to come back as a new server"}
 	}
+	failpoint.Here("raft-opened")
 	server := d.raft.ServerID()
 	d.server.Store(&server)
 	if d.raft.HasState() {
@@ -240,26 +245,7 @@ func (d *Daemon) open() (err error) {
 	d.serve(dir)
 	d.ends.Go(d.forward)
 	d.up = startUpstream(d)
-	return nil
-}
-
-// found makes the first daemon of a job's first host the founder of its Raft group. Joining comes first: whoever was given an
-// address to join never founds, and a directory that has founded once never does again, whatever became of its log.
-func (d *Daemon) found() error {
-	if !d.cfg.Bootstrap || d.cfg.Index != 0 || d.raft.HasState() || len(d.roster.all()) > 0 {
-		return nil
-	}
-	mark := filepath.Join(d.paths.Dir, "founded")
-	if _, err := os.Stat(mark); err == nil {
-		d.log.Warn("this directory has founded the job before and its log is gone: waits for another daemon to lead")
-		return nil
-	}
-	if err := os.WriteFile(mark, []byte(d.tag+"\n"), 0o600); err != nil {
-		return &Problem{CodeFailed, fmt.Errorf("found the job: %w", err), "choose a directory that can be written with --dir"}
-	}
-	if err := d.raft.Bootstrap(); err != nil {
-		return fmt.Errorf("found the job: %w", err)
-	}
+	failpoint.Here("daemon-started")
 	return nil
 }
 

@@ -4,11 +4,14 @@ package node
 
 import (
 	"context"
+	"os"
 	"slices"
 	"time"
 
+	"phalanx"
 	"phalanx/consensus"
 	"phalanx/elastic"
+	"phalanx/internal/failpoint"
 )
 
 // end ends the daemon with an outcome once the trainer has left.
@@ -54,6 +57,7 @@ func (d *Daemon) farewell() {
 			d.handOver(ctx)
 		}
 		d.post(func() {
+			failpoint.Here("outcome-writing")
 			if d.outcome.Done {
 				for _, n := range d.paths.Lives(d.cfg.Index) {
 					d.paths.Remove(d.cfg.Index, n)
@@ -63,9 +67,32 @@ func (d *Daemon) farewell() {
 			if err := writeJSON(d.paths.Outcome(d.cfg.Index), d.outcome); err != nil {
 				d.log.Error("the outcome is not written", "error", err)
 			}
+			failpoint.Here("outcome-written")
 			d.ended = true
 		})
 	})
+}
+
+// joinEnd ends a daemon that came back when the others had left: a member of this host says that the job is done, and nobody is
+// left who could lead. An outcome that is older than this start of the job says nothing about it.
+func (d *Daemon) joinEnd() {
+	if d.outcome != nil || d.cfg.Started.IsZero() {
+		return
+	}
+	for i := range d.cfg.LocalSize {
+		path := d.paths.Outcome(i)
+		info, err := os.Stat(path)
+		if err != nil || i == d.cfg.Index || info.ModTime().Before(d.cfg.Started) {
+			continue
+		}
+		var o Outcome
+		if readJSON(path, &o) == nil && o.Done && o.Code == CodeOK {
+			d.log.Info("the others of this host have left a job that is done", "about", string(phalanx.NewMemberID(d.cfg.Host, i)))
+			d.dismiss()
+			d.end(o)
+			return
+		}
+	}
 }
 
 // handOver leaves Raft to those who go on: leadership first, then the vote. They need a majority without this daemon before

@@ -14,6 +14,7 @@ import (
 	"phalanx/client/wire"
 	"phalanx/collective/host"
 	"phalanx/elastic"
+	"phalanx/internal/failpoint"
 )
 
 // execute carries out one action. Votes, seals and refusals are written here, on the loop's goroutine, and nowhere else.
@@ -22,22 +23,31 @@ func (d *Daemon) execute(a elastic.Action) {
 	switch a := a.(type) {
 	case elastic.WriteVote:
 		v := a.Vote
+		failpoint.Here("vote-writing")
 		l.page.WriteVote(wire.Vote{Generation: v.Generation, Step: v.Step, OK: v.OK, Digest: v.Digest, Coordinate: d.coordinate()})
-		failpoint("vote-written")
+		failpoint.Here("vote-written")
 		d.ringVoters(v)
 		d.peers.sendVote(l.who, v)
 	case elastic.WriteSealed:
+		failpoint.Here("sealing")
 		l.page.WriteSealed(wire.Sealed{Generation: a.Generation})
-		failpoint("sealed")
+		failpoint.Here("sealed")
 		d.dirty = true
 	case elastic.WriteRefusal:
+		failpoint.Here("refusing")
 		l.page.WriteRefusal(wire.Refusal{Generation: a.Generation, Step: a.Step, Who: a.Who, Why: refusalWhy(a.Evidence.Kind)})
+		failpoint.Here("refused")
 		d.addEvidence(a.Evidence)
 	case elastic.WriteCommit:
+		failpoint.Here("commit-telling")
 		l.page.WriteCommit(wire.Commit{Generation: a.Generation, Step: a.Step})
+		failpoint.Here("commit-written")
 		d.ringTrainer()
+		failpoint.Here("commit-told")
 	case elastic.WriteSeat:
+		failpoint.Here("seat-writing")
 		l.page.WriteSeat(d.seat(a.Do))
+		failpoint.Here("seat-written")
 		d.ringTrainer()
 	case elastic.Abort:
 		d.abort(a.Generation)
@@ -57,7 +67,9 @@ func (d *Daemon) execute(a elastic.Action) {
 	case elastic.AnswerSeal:
 		answer := a.Answer
 		answer.Slabs = l.slabLabels()
+		failpoint.Here("seal-answering")
 		d.sendUp(&Message{Answer: &answer})
+		failpoint.Here("seal-answered")
 	case elastic.Report:
 		d.addEvidence(a.Evidence)
 	case elastic.FirstStep:
@@ -165,6 +177,7 @@ func (d *Daemon) abort(g phalanx.Generation) {
 		d.stopForming()
 	}
 	left := d.engine.Revoke(g)
+	failpoint.Here("revoked")
 	l := d.life
 	d.postDescriptors() // what waited for the generation to be formed
 	d.ends.Go(func() {
@@ -183,6 +196,7 @@ func (d *Daemon) fenced(why string) {
 	if l.died == nil {
 		l.died = &phalanx.Evidence{Kind: phalanx.Asked, About: l.who, Source: d.me(), UnixNS: time.Now().UnixNano(), Detail: why}
 	}
+	failpoint.Here("fenced-out")
 	if l.trainer != nil {
 		l.trainer.kill()
 		d.before, l.trainer = l.trainer, nil
@@ -257,6 +271,7 @@ type lifeKey struct {
 func (d *Daemon) startForming(g phalanx.Generation) {
 	d.refreshSiblings()
 	d.stopForming()
+	failpoint.Here("form-begun")
 	ctx, cancel := context.WithCancel(d.ctx)
 	d.form = &forming{g, cancel}
 	world := d.state.World.Clone()
@@ -278,7 +293,7 @@ func (d *Daemon) startForming(g phalanx.Generation) {
 				}
 			default:
 				d.timings.FormedNS = time.Now().UnixNano()
-				failpoint("formed")
+				failpoint.Here("formed")
 				d.setLease()
 				d.run(l.machine.Step(elastic.Formed{Generation: g}))
 				d.rereadVotes()
@@ -337,6 +352,7 @@ func (d *Daemon) formEngine(ctx context.Context, world phalanx.World, l *life) e
 			remotes = append(remotes, host.RemotePeer{Rank: o.Rank, Link: link})
 		}
 	}
+	failpoint.Here("peers-mapped")
 	self := host.Self{Rank: seat.Rank, Segment: l.segment.Bytes(), Board: l.board.Bytes()}
 	if err := d.engine.Form(world, self, locals, remotes); err != nil {
 		return err
@@ -394,7 +410,9 @@ func (d *Daemon) postDescriptor(l *life, v wire.Descriptor) {
 			status = wire.StatusFailed
 			d.log.Error("collective failed", "sequence", v.Sequence, "error", err)
 		}
+		failpoint.Here("collective-completing")
 		l.page.CompleteDescriptor(v.Sequence, status)
+		failpoint.Here("collective-completed")
 		d.ringTrainer()
 	})
 }

@@ -16,6 +16,7 @@ import (
 	"phalanx/ckpt/peer"
 	"phalanx/client/wire"
 	"phalanx/elastic"
+	"phalanx/internal/failpoint"
 )
 
 // healing brings the state of the floor into the own trainer: it reads the bytes from living members, from slabs or from
@@ -57,6 +58,7 @@ func (d *Daemon) startHealing(do elastic.Heal) {
 		h.total += t.Bytes()
 	}
 	d.heal = h
+	failpoint.Here("heal-begun")
 	world, state, last := d.state.World.Clone(), d.state, d.healed
 	d.healed = h.done
 	d.log.Info("heals", "generation", do.Generation.String(), "to", do.Label.String(), "source", string(do.Source.Kind), "bytes", h.total)
@@ -104,6 +106,7 @@ func (h *healing) moved() {
 		}
 	}
 	if h.life.seen.Healed.Generation == h.do.Generation && h.life.seen.Healed.OK && h.d.timings.HealedNS == 0 {
+		failpoint.Here("heal-result-seen")
 		h.d.timings.HealedNS = time.Now().UnixNano()
 		h.d.meters.heals.Observe(time.Since(h.begun).Seconds())
 		h.d.dirty = true
@@ -143,7 +146,7 @@ func (h *healing) read(ctx context.Context, world phalanx.World, s *elastic.Stat
 	if err != nil {
 		return err
 	}
-	failpoint("healed")
+	failpoint.Here("healed")
 	l := h.life
 	at := l.digestOffset()
 	for i, x := range digests {
@@ -153,6 +156,7 @@ func (h *healing) read(ctx context.Context, world phalanx.World, s *elastic.Stat
 	label := h.do.Label
 	l.page.WriteHealEnd(wire.HealEnd{Generation: h.do.Generation, Sequence: h.seq.Add(1), LabelStep: label.Step, LabelGeneration: label.Generation,
 		LabelDigest: label.Digest, Coordinate: label.Coordinate, DigestsOffset: at, DigestsCount: len(digests)})
+	failpoint.Here("heal-end-written")
 	h.d.ringTrainer()
 	return nil
 }
@@ -259,7 +263,9 @@ func (h *healing) write(ctx context.Context, tensor int, off int64, p []byte) er
 			return err
 		}
 		p, off = p[n:], off+int64(n)
-		h.bytes.Add(int64(n))
+		if h.bytes.Add(int64(n)) >= h.total/2 {
+			failpoint.Here("heal-half-way")
+		}
 		h.d.meters.healed.WithLabelValues("read").Add(float64(n))
 	}
 	return nil

@@ -7,6 +7,7 @@ import (
 
 	"phalanx"
 	"phalanx/elastic"
+	"phalanx/internal/failpoint"
 )
 
 // adopt takes over the page of this member's last life, or starts a new one.
@@ -20,6 +21,7 @@ func (d *Daemon) adopt() error {
 		return d.newIncarnation()
 	}
 	d.life = l
+	failpoint.Here("page-adopted")
 	if d.plain != nil {
 		l.plain = true
 		d.plain.adopt(l)
@@ -46,7 +48,10 @@ func (d *Daemon) adopt() error {
 		}
 	}
 	d.log.Info("took over", "incarnation", uint64(l.who.Incarnation), "trainer_pid", l.helloPID, "trainer", l.trainer != nil)
+	failpoint.Here("promises-read")
 	d.run(l.machine.Adopt(l.seen))
+	d.repeatVote()
+	failpoint.Here("took-over")
 	return nil
 }
 
@@ -70,6 +75,7 @@ func (d *Daemon) newIncarnation() error {
 	if err := writeJSON(d.paths.Member(d.cfg.Index)+"/incarnation.json", n); err != nil {
 		return err
 	}
+	failpoint.Here("incarnation-written")
 	l, err := newLife(d.paths, d.cfg.Index, phalanx.Incarnate{Member: d.me(), Incarnation: n})
 	if err != nil {
 		return err
@@ -81,6 +87,7 @@ func (d *Daemon) newIncarnation() error {
 	l.plain = d.plain != nil
 	d.lease, d.leaseOK, d.asked = 0, false, time.Time{} // a lease belongs to one life
 	l.identify(d.paths.system, d.cfg.Index, false)
+	failpoint.Here("life-made")
 	l.machine = elastic.NewMachine(l.who, d.state, elastic.Page{Started: d.started()})
 	if err := pruneLogs(d.paths, d.me(), d.cfg.KeepLogs); err != nil {
 		d.log.Warn("output of old lives is kept", "error", err)
@@ -140,6 +147,7 @@ func (d *Daemon) sweep() {
 			continue
 		}
 		if m != nil && (m.Incarnation > n || m.Incarnation == n && m.State == elastic.Gone) && !d.saver.needs(n) {
+			failpoint.Here("sweeping")
 			d.paths.Remove(d.cfg.Index, n)
 		}
 	}

@@ -3,11 +3,13 @@
 package node
 
 import (
+	"slices"
 	"time"
 
 	"phalanx"
 	"phalanx/client/wire"
 	"phalanx/elastic"
+	"phalanx/internal/failpoint"
 	"phalanx/membership"
 )
 
@@ -90,6 +92,7 @@ func (d *Daemon) adoptState(s *elastic.State) {
 	if d.life != nil && d.life.machine != nil {
 		d.run(d.life.machine.Step(elastic.Read{State: s}))
 	}
+	failpoint.Here("entry-read")
 	d.writeView()
 	d.meters.transition(old, s)
 	d.saver.stateChanged(old, s)
@@ -102,6 +105,9 @@ func (d *Daemon) adoptState(s *elastic.State) {
 			"resume_step", uint64(s.Floor.Step), "branch", s.Branch, "cause", newestCause(s))
 		d.sweep()
 		d.peers.keep(&s.World)
+		if d.life != nil && d.life.machine != nil {
+			d.repeatVote() // a daemon that took over learns here who is in its world
+		}
 	}
 	d.dirty = true
 	d.ensureTrainer()
@@ -137,6 +143,14 @@ func (d *Daemon) scan() {
 	if t := l.readTrainer(); t != l.seen {
 		before := l.seen
 		l.seen = t
+		switch {
+		case t.Holds && t.Label.Step > before.Label.Step && t.Label.Generation.Less(d.state.World.Generation) && t.Gradient.Step == t.Label.Step:
+			failpoint.Here("rolled-forward")
+		case t.Holds && t.Label.Step > before.Label.Step:
+			failpoint.Here("applied-seen")
+		case t.Holds && t.Applying > t.Label.Step:
+			failpoint.Here("applying-seen")
+		}
 		if t.Label.Step > before.Label.Step && t.Holds && before.Holds {
 			d.restart = d.restart.Committed(t.Label.Step)
 			if took := d.steps.add(time.Now()); took > 0 {
@@ -157,17 +171,29 @@ func (d *Daemon) scan() {
 	d.saver.scan()
 }
 
-// checkDone notes that the trainer has ended well.
+// checkDone notes that the trainer has ended well. One that is gone has done so only if its last state is kept without it.
 func (d *Daemon) checkDone() {
 	l := d.life
 	if d.plain != nil {
 		return // its exit status tells
 	}
 	v, n := l.page.ReadDone()
-	finished := n > 0 && v.Step > 0 && d.state.Spec != nil && v.Step == d.state.Spec.LastStep && v.TrainerStart == l.helloStart && l.helloStart != 0
+	finished := n > 0 && v.Step > 0 && d.state.Spec != nil && v.Step == d.state.Spec.LastStep && v.TrainerStart == l.helloStart && l.helloStart != 0 &&
+		(l.died == nil || d.keepsLast(l))
 	if finished != l.finished {
+		failpoint.Here("done-seen")
 		l.finished, l.digest, d.dirty = finished, v.Digest, true
 	}
+}
+
+// keepsLast reports whether the state of the last step outlives the trainer: the job needs it until it is published, and a
+// trainer that was killed between its last word and its last save has taken it away.
+func (d *Daemon) keepsLast(l *life) bool {
+	last := d.state.Spec.LastStep
+	if p := d.state.NewestPublished(); d.state.Done != nil || p != nil && p.Step >= last {
+		return true
+	}
+	return slices.ContainsFunc(l.slabLabels(), func(x phalanx.Label) bool { return x.Step == last && d.state.OfLineage(x) })
 }
 
 // postDescriptors hands new collectives to the engine, in order. One of a generation that this daemon has still to form waits:
@@ -280,7 +306,10 @@ func (d *Daemon) watchLeader(now time.Time) {
 		d.leaderless = time.Time{}
 	case d.leaderless.IsZero():
 		d.leaderless = now
-	case now.Sub(d.leaderless) > 10*time.Second && now.Sub(d.warned) > time.Minute:
+	case now.Sub(d.leaderless) > time.Second && d.ticks%4 == 0:
+		d.joinEnd()
+	}
+	if !d.leaderless.IsZero() && now.Sub(d.leaderless) > 10*time.Second && now.Sub(d.warned) > time.Minute {
 		d.warned = now
 		d.log.Warn("no leader: nothing changes until a majority of the voters is up", "seconds", int(now.Sub(d.leaderless).Seconds()))
 	}

@@ -81,6 +81,14 @@ func (p *peerLinks) sendVote(who phalanx.Incarnate, v elastic.Vote) {
 	}
 }
 
+// repeatVote sends the vote on the page again to the other hosts: the daemon that wrote it may have died before it was out, and
+// nobody there would ever learn of a step that this host has applied.
+func (d *Daemon) repeatVote() {
+	if v := d.life.machine.NewestVote(); v.Step > 0 && v.Generation == d.state.World.Generation {
+		d.peers.sendVote(d.life.who, v)
+	}
+}
+
 func (l *voteLink) send(v peerVote) {
 	l.mu.Lock()
 	l.last = &v

@@ -10,6 +10,7 @@ import (
 
 	"phalanx"
 	"phalanx/elastic"
+	"phalanx/internal/failpoint"
 	"phalanx/membership"
 )
 
@@ -172,7 +173,7 @@ func (p *plainRun) start(world *phalanx.World, at string) {
 		d.giveUp(err.Error())
 		return
 	}
-	failpoint("plain-start")
+	failpoint.Here("plain-start")
 	t, err := startTrainer(&d.cfg, d.paths, l.who, d.plainEnv(world, at, x.Token), func(how string, code int) {
 		d.post(func() { p.ended(x, how, code) })
 	})

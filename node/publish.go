@@ -14,6 +14,7 @@ import (
 	"phalanx"
 	"phalanx/ckpt"
 	"phalanx/elastic"
+	"phalanx/internal/failpoint"
 )
 
 // publisher is the leader's part in saves: it announces them, collects the shares and publishes. The loop owns it.
@@ -122,6 +123,7 @@ func (p *publisher) tick(now time.Time) {
 	p.attempt = &ckpt.Attempt{Job: p.d.cfg.Job, Step: step, Generation: s.World.Generation, Term: p.term, Counter: p.counter}
 	p.asked, p.parts, p.labels = now, map[phalanx.Rank]ckpt.PartRef{}, make([]phalanx.Label, s.GroupSize())
 	p.announce(now)
+	failpoint.Here("save-announced")
 }
 
 // announce asks every member whose share is not known for it. A member that was asked before says again what it has said.
@@ -204,7 +206,7 @@ func (p *publisher) publish() {
 	}
 	pub := ckpt.Publication{Attempt: attempt, Branch: uint64(s.Branch), Labels: p.labels, UnixNS: time.Now().UnixNano(), Spec: spec}
 	p.busy = true
-	failpoint("publishing")
+	failpoint.Here("publishing")
 	d.ends.Go(func() {
 		ctx, cancel := context.WithTimeout(d.ctx, 2*time.Minute)
 		defer cancel()
@@ -217,7 +219,7 @@ func (p *publisher) publish() {
 			record, err = ckpt.Publish(ctx, d.store, pub, parts)
 		}
 		if err == nil {
-			failpoint("commit-object")
+			failpoint.Here("commit-object")
 			err = p.record(ctx, pub, record)
 		}
 		d.post(func() {
@@ -232,6 +234,7 @@ func (p *publisher) publish() {
 				p.newest = max(p.newest, min(attempt.Step, s.Spec.LastStep-1))
 				return
 			}
+			failpoint.Here("published")
 			d.meters.published.Inc()
 			p.failures, p.trouble = 0, ""
 			p.newest, p.since = max(p.newest, attempt.Step), time.Now()

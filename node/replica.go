@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 
 	"phalanx/elastic"
+	"phalanx/internal/failpoint"
 )
 
 // replica is the replicated state behind Raft. One goroutine applies; anyone reads the newest state.
@@ -36,6 +37,14 @@ func (r *replica) Apply(command []byte) any {
 	c, err := elastic.DecodeCommand(command)
 	if err != nil {
 		return unknownCommand{err}
+	}
+	switch c.(type) {
+	case elastic.FormGeneration:
+		failpoint.Here("form-committed")
+	case elastic.PublishCheckpoint:
+		failpoint.Here("publish-committed")
+	case elastic.Done:
+		failpoint.Here("done-committed")
 	}
 	next, err := r.state.Load().Apply(c)
 	r.state.Store(next)

@@ -14,6 +14,7 @@ import (
 	"phalanx/ckpt"
 	"phalanx/client/wire"
 	"phalanx/elastic"
+	"phalanx/internal/failpoint"
 )
 
 // saver is this member's part in saves: it lets the trainer stage into the slab and writes the member's share to the store.
@@ -80,6 +81,7 @@ func (s *saver) begin() {
 	}
 	s.sequence++
 	l.page.WriteSave(wire.Save{Step: m.Attempt.Step, Sequence: s.sequence})
+	failpoint.Here("save-asked")
 	s.d.ringTrainer()
 }
 
@@ -110,7 +112,7 @@ func (s *saver) write(m *SaveAsk, label phalanx.Label) {
 	if seat == nil || m.Attempt.Generation != d.state.World.Generation {
 		return
 	}
-	failpoint("staged")
+	failpoint.Here("staged")
 	var ranks []phalanx.Rank
 	for _, o := range d.state.World.Seats {
 		if o.Coordinate == seat.Coordinate {
@@ -125,6 +127,7 @@ func (s *saver) write(m *SaveAsk, label phalanx.Label) {
 		out := ShardWritten{Attempt: m.Attempt, Label: label}
 		plan, err := ckpt.NewPlan(label.Coordinate, l.layout, ranks, ckpt.PlanOptions{})
 		if err == nil {
+			failpoint.Here("shard-writing")
 			out.Part, err = ckpt.WriteShard(ctx, d.store, m.Attempt, rank, plan, slabSource{l.slabs, l.layout})
 		}
 		if err != nil {
@@ -137,7 +140,7 @@ func (s *saver) write(m *SaveAsk, label phalanx.Label) {
 			if err != nil && !ended {
 				d.log.Warn("the share of a save is not written", "step", uint64(m.Attempt.Step), "error", err)
 			}
-			failpoint("shard-written")
+			failpoint.Here("shard-written")
 			if err == nil {
 				s.done = &out
 			}

@@ -19,6 +19,7 @@ import (
 	"phalanx"
 	"phalanx/client/wire"
 	"phalanx/elastic"
+	"phalanx/internal/failpoint"
 	"phalanx/kernels"
 )
 
@@ -116,6 +117,7 @@ func (s *serving) ask(ctx context.Context, v wire.Serve, label phalanx.Label, us
 	s.mu.Unlock()
 	v.SegmentOffset = l.serveSlot(i)
 	l.page.WriteServe(i, v)
+	failpoint.Here("donor-asked-trainer")
 	s.d.ringTrainer()
 	for {
 		if got, status := wire.ParseAnswer(l.page.Served(i)); got == v.Sequence {
@@ -126,6 +128,7 @@ func (s *serving) ask(ctx context.Context, v wire.Serve, label phalanx.Label, us
 			if applied, _ := l.page.ReadApplied(); !applied.Valid || applied.Label() != label || fence.Err() != nil {
 				return fmt.Errorf("the trainer stands at %s no more: %w", label, errNotYet)
 			}
+			failpoint.Here("donor-serving")
 			return use(l.segment.Bytes()[v.SegmentOffset : v.SegmentOffset+v.Length])
 		}
 		select {

@@ -11,6 +11,7 @@ import (
 	"phalanx"
 	"phalanx/client/wire"
 	"phalanx/elastic"
+	"phalanx/internal/failpoint"
 )
 
 // trainerKey names the own trainer in ProcWatch.
@@ -115,6 +116,7 @@ func (d *Daemon) launch(l *life, bad error) {
 		d.giveUp(err.Error())
 		return
 	}
+	failpoint.Here("trainer-started")
 	d.meters.starts.Inc()
 	l.trainer, l.startedAt, l.lastMove = t, time.Now(), time.Now()
 	d.log.Info("trainer started", "incarnation", uint64(who.Incarnation), "pid", t.pid)
@@ -167,7 +169,9 @@ func (d *Daemon) hello(h *wire.Hello) (*wire.Welcome, *wire.Error) {
 	if err := l.outfit(d.paths, d.cfg.Index, h); err != nil {
 		return nil, &wire.Error{Message: err.Error(), Hint: "free shared memory", Code: wire.CodeNoSpace}
 	}
+	failpoint.Here("hello-heard")
 	l.identify(d.paths.system, d.cfg.Index, false)
+	failpoint.Here("hello-written")
 	if err := d.procs.Watch(h.PID, h.Start, trainerKey{l.who}); err != nil {
 		d.log.Warn("the trainer is not watched by pidfd", "error", err)
 	}
@@ -216,10 +220,11 @@ func (d *Daemon) trainerEnded(who phalanx.Incarnate, how string, code int, at ti
 		return
 	}
 	d.scan() // what it wrote last counts
-	if l.finished {
+	if l.finished && d.keepsLast(l) {
 		l.trainer = nil
 		return
 	}
+	l.finished = false
 	if code == CodePreempted {
 		d.leave("its trainer ended as one that was asked to")
 	}
@@ -243,6 +248,7 @@ func (d *Daemon) noteTrainerDeath(how string, at time.Time) {
 		e.Working, e.Step, e.Slot = true, w.Step, w.Slot
 	}
 	l.died = e
+	failpoint.Here("trainer-death-seen")
 }
 
 // watchTrainer finds stalls and hangs.

@@ -14,6 +14,7 @@ import (
 
 	"phalanx"
 	"phalanx/elastic"
+	"phalanx/internal/failpoint"
 	"phalanx/membership"
 )
 
@@ -299,6 +300,7 @@ func (u *upstream) receive(m *Message, local *elastic.State) (*elastic.State, er
 func (d *Daemon) fromLeader(m *Message) {
 	switch {
 	case m.Seal != nil:
+		failpoint.Here("seal-asked")
 		d.run(d.life.machine.Step(elastic.SealAsked{Generation: m.Seal.Generation, Boundary: m.Seal.Boundary}))
 	case m.Grant != nil:
 		d.grant(m.Grant)
@@ -389,7 +391,9 @@ func (d *Daemon) setLease() {
 func (d *Daemon) grant(g *LeaseGrant) {
 	if until := g.SentNS + g.DurationNS; until > d.lease {
 		d.lease = until
+		failpoint.Here("lease-granted")
 		d.writeView()
+		failpoint.Here("lease-written")
 	}
 	d.setLease()
 }

@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
+	"time"
 
 	"phalanx"
 )
@@ -18,6 +19,8 @@ import (
 type faults struct {
 	dieAt        poison
 	exit0At      phalanx.Step // 0: never
+	flipAt       phalanx.Step // 0: never
+	slowApply    time.Duration
 	crashAtStart bool
 	noHello      bool
 	exitCode     int // -1: not given
@@ -79,6 +82,18 @@ func (f *faults) onSlot(step phalanx.Step, slot phalanx.Slot) {
 	}
 	select {} // the signal is on its way to this very thread or another; nothing more may happen
 }
+
+// onDigest runs when a gradient was digested, and may change what is voted for.
+func (f *faults) onDigest(step phalanx.Step, digest phalanx.Digest) phalanx.Digest {
+	if f.flipAt != 0 && step == f.flipAt {
+		f.flipAt = 0
+		digest[0] ^= 1
+	}
+	return digest
+}
+
+// onApply runs inside the optimizer, before it changes anything.
+func (f *faults) onApply() { time.Sleep(f.slowApply) }
 
 func (f *faults) code(otherwise int) int {
 	if f.exitCode >= 0 {

@@ -59,6 +59,8 @@ func parse(args []string, stdout, stderr io.Writer) (*options, error) {
 	f.StringVar(&o.record, "record", "", "for tests: append to `FILE` a line for each step applied, with its generation and digests")
 	f.Var(&o.faults.dieAt, "fault-die-at", "for tests: kill itself when about to compute `STEP:SLOT`")
 	f.Uint64Var((*uint64)(&o.faults.exit0At), "fault-exit0-at", 0, "for tests: exit 0 when `STEP` begins, as if done")
+	f.Uint64Var((*uint64)(&o.faults.flipAt), "fault-flip-at", 0, "for tests: vote once for a digest with one bit wrong, in `STEP`")
+	f.DurationVar(&o.faults.slowApply, "fault-slow-apply", 0, "for tests: let each run of the optimizer take `DURATION` longer")
 	f.BoolVar(&o.faults.crashAtStart, "fault-crash-at-start", false, "for tests: exit 1 at once")
 	f.BoolVar(&o.faults.noHello, "fault-no-hello", false, "for tests: never register with the daemon, wait for a signal")
 	f.IntVar(&o.faults.exitCode, "fault-exit-code", -1,

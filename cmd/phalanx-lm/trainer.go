@@ -123,7 +123,7 @@ func (t *trainer) step(ctx context.Context, b turn) error {
 	digest, stats := t.digest(b.step, gradient)
 	t.held = held{b.step, b.generation, gradient, digest, stats, loss}
 	committed, err := t.session.vote(ctx, vote{
-		digest: digest, compute: computed.Sub(begun), reduce: reduced.Sub(computed), digesting: time.Since(reduced),
+		digest: t.faults.onDigest(b.step, digest), compute: computed.Sub(begun), reduce: reduced.Sub(computed), digesting: time.Since(reduced),
 	})
 	if err != nil {
 		return fmt.Errorf("vote step %d: %w", b.step, err)
@@ -163,6 +163,7 @@ func (t *trainer) apply(step phalanx.Step) error {
 	if digest, _ := t.digest(step, h.gradient); digest != h.digest {
 		return fmt.Errorf("apply step %d: the gradient is %s, voted for was %s; memory of this host is not to be trusted", step, digest, h.digest)
 	}
+	t.faults.onApply()
 	if err := t.optimizer.Apply(t.state, step, h.gradient, h.stats); err != nil {
 		return err
 	}
