@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 )
@@ -56,6 +57,58 @@ func TestStandNeedsNoTimeout(t *testing.T) {
 				t.Fatalf("got %+v", r)
 			}
 		})
+	}
+}
+
+// slowTerm is a disk that takes its time for a new term once it is told to.
+type slowTerm struct {
+	LogStore
+	slow *atomic.Bool
+}
+
+func (s slowTerm) SetUint64(key []byte, value uint64) error {
+	if s.slow.Load() {
+		time.Sleep(4 * standEvery)
+	}
+	return s.LogStore.SetUint64(key, value)
+}
+
+// TestStandDoesNotFollowAVote: the turn of the second voter comes while its disk still writes the vote for the first.
+func TestStandDoesNotFollowAVote(t *testing.T) {
+	g := newGroup(t)
+	servers := []*server{g.open(t.TempDir())}
+	slow := map[*server]*atomic.Bool{}
+	for range 2 {
+		disk := new(atomic.Bool)
+		s := g.open(t.TempDir(), func(c *Config) {
+			c.Heartbeat = time.Minute
+			c.wrapStore = func(s LogStore) LogStore { return slowTerm{s, disk} }
+		})
+		servers, slow[s] = append(servers, s), disk
+	}
+	if err := servers[0].Bootstrap(); err != nil {
+		t.Fatal(err)
+	}
+	g.leads(servers[0])
+	left := servers[1:]
+	for _, s := range left {
+		g.join(servers[0], s)
+		s.cfg.FastHeartbeat = time.Minute
+		g.eventually("relax", func() bool { return !s.Status().Hastened })
+		g.eventually("know the leader", func() bool { id, _, ok := s.Leader(); return ok && id == servers[0].ServerID() })
+	}
+	slices.SortFunc(left, func(a, b *server) int { return strings.Compare(a.ServerID(), b.ServerID()) })
+	first, second := left[0], left[1]
+	dead, term := servers[0].ServerID(), first.Term()
+	servers[0].kill(t)
+	slow[second].Store(true)
+	first.Stand(dead)
+	g.eventually("hear of the candidate", func() bool { id, _, _ := second.Leader(); return id == "" })
+	second.Stand(dead)
+	g.leads(first)
+	time.Sleep(6 * standEvery) // as long as the second might take
+	if got := first.Term(); got != term+1 || !first.IsLeader() {
+		t.Fatalf("term %d after term %d, the first leads: %v", got, term, first.IsLeader())
 	}
 }
 

@@ -114,6 +114,7 @@ type progress struct {
 type transport struct {
 	*raft.NetworkTransport
 	requests chan raft.RPC // what raft reads: requests of others, and those of this server to itself
+	stands   chan stand
 	closed   chan struct{}
 	once     sync.Once
 
@@ -126,6 +127,7 @@ func newTransport(config *raft.NetworkTransportConfig) *transport {
 	t := &transport{
 		NetworkTransport: raft.NewNetworkTransportWithConfig(config),
 		requests:         make(chan raft.RPC),
+		stands:           make(chan stand),
 		closed:           make(chan struct{}),
 		progress:         map[raft.ServerID]progress{},
 		answered:         make(chan struct{}),
@@ -139,14 +141,50 @@ func (t *transport) relay() {
 	for {
 		select {
 		case request := <-t.NetworkTransport.Consumer():
-			select {
-			case t.requests <- request:
-			case <-t.closed:
+			if !t.pass(request) {
 				return
 			}
+		case s := <-t.stands:
+			s.stood <- t.standIf(s.still)
 		case <-t.closed:
 			return
 		}
+	}
+}
+
+func (t *transport) pass(request raft.RPC) bool {
+	select {
+	case t.requests <- request:
+		return true
+	case <-t.closed:
+		return false
+	}
+}
+
+// stand asks the relay to make this server a candidate.
+type stand struct {
+	still func() bool // looked at when nothing that was asked before is left to do
+	stood chan bool   // 1: the relay never waits
+}
+
+// standIf gives raft the request by which a leader that hands over makes a follower a candidate at once: no other call of the
+// library does. A vote that raft is just giving to another candidate, which takes as long as its disk, must not be followed by
+// a candidature against it. So raft is asked for something that it refuses, and what it did before shows in its answer.
+func (t *transport) standIf(still func() bool) bool {
+	_ = t.ask(raft.ProtocolVersionMax + 1) // refused
+	return still() && t.ask(raft.ProtocolVersionMax) == nil
+}
+
+func (t *transport) ask(version raft.ProtocolVersion) error {
+	answer := make(chan raft.RPCResponse, 1) // 1: raft never waits
+	if !t.pass(raft.RPC{Command: &raft.TimeoutNowRequest{RPCHeader: raft.RPCHeader{ProtocolVersion: version}}, RespChan: answer}) {
+		return ErrClosed
+	}
+	select {
+	case r := <-answer:
+		return r.Error
+	case <-t.closed:
+		return ErrClosed
 	}
 }
 
@@ -159,20 +197,19 @@ func (t *transport) Close() error {
 	return t.NetworkTransport.Close()
 }
 
-// standNow gives raft the request by which a leader that hands over makes a follower a candidate at once: no other call of
-// the library does. It reports whether raft took it.
-func (t *transport) standNow(stop <-chan struct{}) bool {
-	answer := make(chan raft.RPCResponse, 1) // 1: raft never waits
+// standNow makes this server a candidate if still says so. It reports whether raft took it.
+func (t *transport) standNow(still func() bool, stop <-chan struct{}) bool {
+	s := stand{still, make(chan bool, 1)}
 	select {
-	case t.requests <- raft.RPC{Command: &raft.TimeoutNowRequest{RPCHeader: raft.RPCHeader{ProtocolVersion: raft.ProtocolVersionMax}}, RespChan: answer}:
+	case t.stands <- s:
 	case <-t.closed:
 		return false
 	case <-stop:
 		return false
 	}
 	select {
-	case r := <-answer:
-		return r.Error == nil
+	case stood := <-s.stood:
+		return stood
 	case <-t.closed:
 		return false
 	case <-stop:
