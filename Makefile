@@ -9,6 +9,8 @@ SHELL := /bin/bash
 GO ?= go
 # How many packages are built and tested at a time. The tests of whole clusters start many processes of their own.
 PARALLEL ?= 2
+# More flags for `make explore`: its bounds of memory and time.
+EXPLOREFLAGS ?= -gib 24 -time 4h
 # More flags for every `go test`, such as TESTFLAGS='-v -run TestP1'.
 TESTFLAGS ?=
 FUZZTIME ?= 1m
@@ -91,6 +93,10 @@ bench: build ## measure recovery, steps, the host all-reduce and the daemons; se
 .PHONY: bench-rivals
 bench-rivals: build ## measure gloo, torchft and torchrun beside it; makes its own Python environment in the cache
 	scripts/rivals.sh
+
+.PHONY: explore
+explore: ## visit every state of 3 members, 2 steps and 2 faults; EXPLOREFLAGS='-gib 24 -time 4h'; see docs/explorer.md
+	$(GO) run ./elastic/explore/explorer -levels $(EXPLOREFLAGS)
 
 .PHONY: fuzz
 fuzz: ## run every fuzz target for FUZZTIME (1m)

@@ -69,6 +69,7 @@ var acts = []act{
 	}, func(s *sim, m *simMember) {
 		m.history, _ = s.source(m)
 		m.torn = false
+		m.done = m.heal.Label.Step == s.planner.Spec.LastStep
 		g := m.heal.Generation
 		m.trainer = Trainer{Possession: Possession{Trainer: true, Holds: true, Label: m.heal.Label, Applying: m.heal.Label.Step}, Healed: HealResult{g, true}}
 		m.heal = nil

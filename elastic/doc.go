@@ -66,6 +66,47 @@
 //	active ── evicted by FormGeneration or Rewind ──► gone
 //	gone ── AdmitMembers of a later incarnation ──► joining, or quarantined while the quarantine is not lifted
 //
+// The same line by line: every change of a member's state that one command makes. A later incarnation takes the place of the
+// one before it; a member that is forgotten has been gone.
+//
+//	from         command         to
+//	(unknown)    AdmitMembers    joining
+//	(unknown)    AdmitMembers    spare
+//	joining      AdmitMembers    spare
+//	joining      EvictMembers    gone
+//	joining      FormGeneration  active
+//	joining      FormGeneration  spare
+//	joining      Rewind          active
+//	joining      Rewind          spare
+//	joining      Quarantine      quarantined
+//	joining      Drain           gone
+//	active       FormGeneration  spare
+//	active       FormGeneration  gone
+//	active       Rewind          spare
+//	active       Rewind          gone
+//	active       Quarantine      draining
+//	active       Drain           draining
+//	spare        EvictMembers    gone
+//	spare        FormGeneration  active
+//	spare        Rewind          active
+//	spare        Quarantine      draining
+//	spare        Quarantine      quarantined
+//	spare        Drain           draining
+//	spare        Drain           gone
+//	draining     EvictMembers    gone
+//	draining     FormGeneration  spare
+//	draining     FormGeneration  quarantined
+//	draining     FormGeneration  gone
+//	draining     Rewind          quarantined
+//	draining     Rewind          gone
+//	draining     Activate        quarantined
+//	draining     Activate        gone
+//	quarantined  Lift            gone
+//	quarantined  Drain           gone
+//	gone         AdmitMembers    joining
+//	gone         AdmitMembers    spare
+//	gone         AdmitMembers    quarantined
+//
 // # A daemon's own machine
 //
 // Only Machine.Step changes it. Every generation is entered by reading its entry.

@@ -18,6 +18,7 @@ type Machine struct {
 	sealed  phalanx.Generation // newest promise
 	vote    Vote               // newest, on the page
 	refused Vote               // Generation and Step of the newest refusal written
+	adopted Refusal            // the refusal found on the page
 	trainer Trainer
 	votes   []Vote                // newest known of each rank of the current world, by rank
 	early   map[phalanx.Rank]Vote // newest of the newest generation that is not read yet
@@ -38,10 +39,18 @@ type Machine struct {
 type Page struct {
 	Sealed  phalanx.Generation
 	Vote    Vote
-	Refused Vote
+	Refused Refusal
 	Told    WriteCommit
 	// Started is when the job was started, in Unix nanoseconds: an end that was decided before is not the end of this start.
 	Started int64
+}
+
+// Refusal is what a page says about the newest refusal.
+type Refusal struct {
+	Generation phalanx.Generation
+	Step       phalanx.Step
+	Who        phalanx.Rank
+	Why        phalanx.EvidenceKind
 }
 
 // NewMachine returns the machine of a member's life that has read s and finds p on its page; a new life finds a zero page.
@@ -52,7 +61,7 @@ func NewMachine(me phalanx.Incarnate, s *State, p Page) *Machine {
 	if planted.On(planted.VoteBeforePage) {
 		p.Vote = Vote{} // it was sent, and the daemon ended before it was on the page
 	}
-	return &Machine{me: me, log: s, sealed: p.Sealed, vote: p.Vote, refused: p.Refused, told: p.Told, started: p.Started, met: s.names(me), votes: make([]Vote, s.World.Size())}
+	return &Machine{me: me, log: s, sealed: p.Sealed, vote: p.Vote, refused: Vote{Generation: p.Refused.Generation, Step: p.Refused.Step}, adopted: p.Refused, told: p.Told, started: p.Started, met: s.names(me), votes: make([]Vote, s.World.Size())}
 }
 
 // State is the machine's own state.
@@ -119,7 +128,22 @@ func (m *Machine) Adopt(t Trainer) []Action {
 	if m.state == LocalForming && m.vote.Generation == m.log.World.Generation {
 		acts = append(acts, WriteVote{m.vote}) // repeated: it may not have been sent before the end
 	}
-	return acts
+	return append(acts, m.repeatRefusal()...)
+}
+
+// repeatRefusal tells again what speaks against the present generation: the leader heard it from the daemon that has ended, if
+// at all, and the next one asks nobody.
+func (m *Machine) repeatRefusal() []Action {
+	w, seat := &m.log.World, m.Seat()
+	switch r := m.adopted; {
+	case seat == nil:
+		return nil
+	case r.Generation == w.Generation && r.Step > 0 && int(r.Who) >= 0 && int(r.Who) < w.Size():
+		return []Action{Report{m.refusal(r.Step, r.Who, r.Why)}}
+	case m.vote.Generation == w.Generation && !m.vote.OK: // the end came between the vote and its refusal
+		return m.refuse(m.vote.Step, seat.Rank, phalanx.VotedNotOK)
+	}
+	return nil
 }
 
 func (m *Machine) read(s *State) []Action {

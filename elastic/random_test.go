@@ -27,7 +27,7 @@ var mishaps = map[string]func(*sim, *simMember) bool{
 		if m.down || m.lost || m.fenced {
 			return false
 		}
-		m.down, m.grace = true, m.trainer.Trainer
+		m.down, m.grace, m.evidence = true, m.trainer.Trainer, nil
 		return true
 	},
 	"grace over": func(_ *sim, m *simMember) bool {

@@ -172,7 +172,7 @@ func (s *sim) perform(m *simMember, acts []Action) {
 		case WriteSealed:
 			m.page.Sealed = a.Generation
 		case WriteRefusal:
-			m.page.Refused = Vote{Generation: a.Generation, Step: a.Step}
+			m.page.Refused = Refusal{a.Generation, a.Step, a.Who, a.Evidence.Kind}
 			m.evidence = append(m.evidence, a.Evidence)
 			s.trace("%s notes: %s of %s, step %d", m.me.Member, a.Evidence.Kind, a.Evidence.About.Member, a.Step)
 		case WriteCommit:
@@ -446,9 +446,8 @@ func (s *sim) elect() {
 	s.round, s.lease = Round{}, false
 	for _, m := range s.members {
 		m.answer, m.asked = nil, SealAsked{}
-		if r := m.page.Refused; r.Generation != s.state().World.Generation {
-			m.evidence = nil
-		}
+		// What was seen by the leader that is gone is forgotten; what a member has seen itself it tells again.
+		m.evidence = slices.DeleteFunc(m.evidence, func(e phalanx.Evidence) bool { return e.Source == "the leader" })
 	}
 }
 

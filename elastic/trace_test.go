@@ -308,7 +308,7 @@ func (p *player) one(verb string, args []string, m *simMember) error {
 	case "kill": // its trainer, beside a living daemon
 		s.stop(m)
 	case "kill-daemon":
-		m.down, m.grace = true, m.trainer.Trainer
+		m.down, m.grace, m.evidence = true, m.trainer.Trainer, nil // what it had told was in its memory
 	case "grace-over":
 		m.grace = false
 	case "restart":

@@ -100,8 +100,11 @@ func (m *Machine) refuse(step phalanx.Step, who phalanx.Rank, kind phalanx.Evide
 		return nil
 	}
 	m.refused = Vote{Generation: g, Step: step}
-	about := m.log.World.Seats[who].Incarnate
-	return []Action{WriteRefusal{g, step, who, phalanx.Evidence{Kind: kind, About: about, Source: m.me.Member, Step: step}}}
+	return []Action{WriteRefusal{g, step, who, m.refusal(step, who, kind)}}
+}
+
+func (m *Machine) refusal(step phalanx.Step, who phalanx.Rank, kind phalanx.EvidenceKind) phalanx.Evidence {
+	return phalanx.Evidence{Kind: kind, About: m.log.World.Seats[who].Incarnate, Source: m.me.Member, Step: step}
 }
 
 // decide commits the step of the own vote when every member of the world has voted ok for it with equal digests. A member

@@ -212,7 +212,10 @@ func (l *life) promises() elastic.Page {
 		p.Vote = elastic.Vote{Generation: v.Generation, Step: v.Step, OK: v.OK, Digest: v.Digest}
 	}
 	if v, n := l.page.ReadRefusal(); n > 0 {
-		p.Refused = elastic.Vote{Generation: v.Generation, Step: v.Step}
+		p.Refused = elastic.Refusal{Generation: v.Generation, Step: v.Step, Who: v.Who, Why: phalanx.VotedNotOK}
+		if v.Why == wire.WhyDigestsUnequal {
+			p.Refused.Why = phalanx.DigestsUnequal
+		}
 	}
 	if v, n := l.page.ReadCommit(); n > 0 {
 		p.Told = elastic.WriteCommit{Generation: v.Generation, Step: v.Step}

@@ -63,7 +63,7 @@ func TestPromisesOutliveTheDaemon(t *testing.T) {
 	l.page.WriteRefusal(wire.Refusal{Generation: g, Step: 7, Who: 1, Why: wire.WhyVoteNotOK})
 	l.page.WriteCommit(wire.Commit{Generation: g, Step: 6})
 	want := elastic.Page{Sealed: g, Vote: elastic.Vote{Generation: g, Step: 8, OK: true, Digest: phalanx.Digest{1, 2}},
-		Refused: elastic.Vote{Generation: g, Step: 7}, Told: elastic.WriteCommit{Generation: g, Step: 6}}
+		Refused: elastic.Refusal{Generation: g, Step: 7, Who: 1, Why: phalanx.VotedNotOK}, Told: elastic.WriteCommit{Generation: g, Step: 6}}
 	if got := l.promises(); got != want {
 		t.Errorf("promises %+v, want %+v", got, want)
 	}

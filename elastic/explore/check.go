@@ -121,7 +121,7 @@ func (d *doing) decide(l phalanx.Label, how string) {
 		if o == x {
 			return
 		}
-		if o.step == x.step && o.coordinate == x.coordinate && !separated(now, o, x) {
+		if o.step == x.step && o.coordinate == x.coordinate && !d.separated(o, x) {
 			d.broken("step %d of coordinate %d was decided in %s and in %s (%s)", x.step, x.coordinate, o.generation, x.generation, how)
 		}
 	}
@@ -141,11 +141,11 @@ func (d *doing) decide(l phalanx.Label, how string) {
 }
 
 // separated reports whether a rewind lies between two decisions of one step: they are of different branches.
-func separated(s *elastic.State, a, b decision) bool {
+func (w *world) separated(a, b decision) bool {
 	if b.generation.Less(a.generation) {
 		a, b = b, a
 	}
-	for _, r := range s.Rewinds {
+	for _, r := range w.rewinds {
 		if a.generation.Less(r.Generation) && !b.generation.Less(r.Generation) && a.step > r.Source {
 			return true
 		}
@@ -155,6 +155,9 @@ func separated(s *elastic.State, a, b decision) bool {
 
 // floorMoved checks an entry that began a generation: what was decided is undone by rewinds alone.
 func (d *doing) floorMoved(before, now *elastic.State) {
+	if now.Branch != before.Branch {
+		d.rewinds = append(slices.Clip(d.rewinds), elastic.RewindRecord{Generation: now.World.Generation, Source: now.Floor.Step})
+	}
 	for i := range d.stored {
 		if now.Branch == before.Branch {
 			break

@@ -4,6 +4,7 @@ package explore
 
 import (
 	"fmt"
+	"strings"
 
 	"phalanx"
 )
@@ -56,8 +57,8 @@ type Config struct {
 	MaxStates int // the level in which this many states are exceeded is the last one; 0 for no bound
 	MaxDepth  int // levels; 0 for no bound
 	Workers   int // 1 when 0. The result does not depend on it
-	// Progress is called after each level.
-	Progress func(depth, states, frontier int)
+	// Progress is called after each level. The exploration ends when it returns false.
+	Progress func(depth, states, frontier int) bool
 }
 
 // Wish is a set of what an operator asks for.
@@ -70,7 +71,8 @@ const (
 	Quarantines // and lifts them
 	Stops       // and starts the job again
 	Leaves      // by the member's own host
-	AllWishes   = Resizes | Drains | Quarantines | Stops | Leaves
+	Rewinds     // to the newest checkpoint
+	AllWishes   = Resizes | Drains | Quarantines | Stops | Leaves | Rewinds
 )
 
 func (c *Config) defaults() error {
@@ -88,6 +90,54 @@ func (c *Config) defaults() error {
 		return fmt.Errorf("configuration %s has %d steps; at most %d are possible", c.Name, c.Steps, maxSteps-3)
 	}
 	return nil
+}
+
+// Bounds says what is explored, in a few words.
+func (c Config) Bounds() string {
+	words := []string{fmt.Sprintf("%d members", c.Members)}
+	if c.Joiners > 0 {
+		words[0] += fmt.Sprintf(" of which %d join", c.Joiners)
+	}
+	if c.Group > 1 {
+		words = append(words, fmt.Sprintf("G = %d", c.Group))
+	}
+	words = append(words, fmt.Sprintf("%d steps, %d generations", c.Steps, c.Generations))
+	var kinds []string
+	for _, k := range []struct {
+		on   bool
+		name string
+	}{{c.Deaths, "deaths"}, {c.Daemons, "daemons"}, {c.Refusals, "refusals"}, {c.Leases, "leases"}, {c.Breaks, "broken heals"}, {c.Insists, "votes asked again"}} {
+		if k.on {
+			kinds = append(kinds, k.name)
+		}
+	}
+	if c.Faults > 0 {
+		words = append(words, fmt.Sprintf("%d faults (%s)", c.Faults, strings.Join(kinds, ", ")))
+	}
+	for _, k := range []struct {
+		on   bool
+		name string
+	}{{c.Planned, "planned changes"}, {c.Publish > 0, fmt.Sprintf("%d checkpoints", c.Publish)}, {c.Late > 0, fmt.Sprintf("%d late entries", c.Late)},
+		{c.Wishes > 0, fmt.Sprintf("%d wishes", c.Wishes)}, {c.Opening, "from an empty log"}, {c.Finish, "to the end"},
+		{c.Heals && !c.Fine, "heals take time"}, {c.Fine, "everything takes time"}} {
+		if k.on {
+			words = append(words, k.name)
+		}
+	}
+	return strings.Join(words, ", ")
+}
+
+// Result says in a few words how it ended.
+func (r *Report) Result() string {
+	switch {
+	case r.Violation != nil && r.Violation.Stuck:
+		return "STUCK: " + r.Violation.What
+	case r.Violation != nil:
+		return "BROKEN: " + r.Violation.What
+	case r.Whole:
+		return "whole"
+	}
+	return fmt.Sprintf("cut at depth %d", r.Depth)
 }
 
 // Report is what an exploration found.

@@ -99,6 +99,8 @@ func (d *doing) do(e event) {
 		d.append(elastic.Halt{Reason: elastic.HaltReason{Kind: elastic.StoppedByOperator, Words: "an operator asked for it"}})
 	case doResume:
 		d.append(elastic.Resume{})
+	case doRewind:
+		d.append(d.rewind())
 	case doQuit:
 		d.on(i).quit = true
 	case doKill:
@@ -110,6 +112,7 @@ func (d *doing) do(e event) {
 	case doKillDaemon:
 		l := d.on(i)
 		l.machine, l.heal, l.forming, l.leaving = nil, nil, phalanx.Generation{}, phalanx.Generation{}
+		l.evidence = nil // it was in its memory
 	case doExpire:
 		d.on(i).expired = true
 		d.step(i, elastic.Lease{Valid: false})
@@ -166,6 +169,7 @@ func (d *doing) healed(i int) {
 	l.trainer = elastic.Trainer{Possession: elastic.Possession{Trainer: true, Holds: true, Label: h.Label, Applying: h.Label.Step},
 		Healed: elastic.HealResult{Generation: h.Generation, OK: true}}
 	l.heal = nil
+	l.done = h.Label.Step == d.x.spec.LastStep
 	d.see(i)
 }
 
@@ -220,6 +224,16 @@ func (d *doing) lead(v view) bool {
 		return true
 	}
 	return false
+}
+
+// rewind is an operator's: to the newest checkpoint, with the present world, resting on nobody's seal.
+func (d *doing) rewind() elastic.Rewind {
+	now, p := d.state(), &d.stored[len(d.stored)-1].Published
+	floor := elastic.Floor{Step: p.Step, Labels: p.Labels}
+	world := now.World.Clone()
+	world.Generation = now.NextGeneration(floor)
+	return elastic.Rewind{FormGeneration: elastic.FormGeneration{Base: now.World.Generation, World: world, Floor: floor,
+		Source: elastic.Source{Kind: elastic.FromStore, Commit: p.Commit}, Cause: "an operator asked for it"}, Branch: now.Branch + 1}
 }
 
 func (d *doing) publish() {

@@ -40,6 +40,7 @@ const (
 	doLift
 	doStop
 	doResume
+	doRewind
 	doQuit
 	// Faults.
 	doNotOK
@@ -230,6 +231,11 @@ func (d *doing) wishing(out []event) []event {
 	if now.Phase == elastic.Finished {
 		return out
 	}
+	if x.Wish&Rewinds != 0 && len(d.stored) > 0 && now.World.Size() > 0 && int(d.formed) < x.Generations {
+		if next, wrong := x.entered(d.head.state, d.rewind()); next != nil || wrong != "" {
+			out = append(out, event{doRewind, 0, 0})
+		}
+	}
 	for want := 1; want <= x.Members && x.Wish&Resizes != 0 && now.Spec != nil; want++ {
 		if want != now.Policy.Want {
 			out = append(out, event{doResize, 0, uint8(want)})
@@ -411,7 +417,7 @@ func (d *doing) whole() (stored, bool) {
 			best = x
 		}
 	}
-	if n := len(d.stored); best.Step == 0 || n > 0 && d.stored[n-1].Step >= best.Step && now.OfLineage(d.stored[n-1].Labels[0]) {
+	if n := len(d.stored); best.Step == 0 || n > 0 && now.Phase != elastic.Finished && d.stored[n-1].Step >= best.Step && now.OfLineage(d.stored[n-1].Labels[0]) {
 		return stored{}, false
 	}
 	return best, true

@@ -134,6 +134,10 @@ func (k *keyed) shared(b []byte, w *world) []byte {
 	for _, x := range w.decided {
 		b = append(b, byte(x.step), byte(x.coordinate), byte(x.what), byte(x.what>>8))
 	}
+	b = append(b, byte(len(w.rewinds)))
+	for _, r := range w.rewinds {
+		b = append(b, byte(r.Generation.Number), byte(r.Source))
+	}
 	if k.target != noTarget {
 		return append(b, byte(k.target))
 	}
@@ -197,6 +201,16 @@ func (l *life) refresh(x *explorer, b []byte) []byte {
 			}
 		}
 	}
+	if r := l.page.Refused; l.machine == nil && !l.over() && r.Step > 0 {
+		if log := l.at.state.State; log.World.Generation == r.Generation && int(r.Who) < log.World.Size() {
+			e := phalanx.Evidence{Kind: r.Why, About: log.World.Seats[r.Who].Incarnate, Step: r.Step}
+			for i := range x.names {
+				if b = elastic.AppendEvidence(b[:0], []phalanx.Evidence{e}, x.names[i:i+1]); len(b) > 1 {
+					l.told[i] ^= sum(b)[1]
+				}
+			}
+		}
+	}
 	b = append(b[:0], byte(l.me.Incarnation), flags[0])
 	if l.machine != nil {
 		b = append(b, byte(l.machine.Sealed().Number))
@@ -251,7 +265,7 @@ func appendPage(b []byte, p *elastic.Page, g phalanx.Generation) []byte {
 		b = p.Vote.AppendKey(b)
 	}
 	if flags&4 != 0 {
-		b = p.Refused.AppendKey(b)
+		b = append(b, byte(p.Refused.Step))
 	}
 	return append(b, byte(p.Told.Generation.Number), byte(p.Told.Step))
 }
@@ -269,7 +283,8 @@ func (k *keyed) named(b []byte, w *world, n int) []byte {
 		for _, j := range order {
 			b = binary.LittleEndian.AppendUint64(b, l.heard[j])
 		}
-		if len(l.evidence) > 0 {
+		if l.told != [maxMembers]uint64{} {
+			b = append(b, 1)
 			for _, j := range order {
 				b = binary.LittleEndian.AppendUint64(b, l.told[j])
 			}

@@ -111,12 +111,9 @@ func (d *doing) recover(same bool) {
 		if l.quit {
 			d.on(i).quit = false
 		}
-		if !same && (l.answer != nil || l.asked || len(l.evidence) > 0) {
+		if !same && (l.answer != nil || l.asked) {
 			l = d.on(i)
-			l.answer, l.asked = nil, false
-			if l.page.Refused.Generation != d.state().World.Generation {
-				l.evidence = nil
-			}
+			l.answer, l.asked = nil, false // what it told itself it tells again
 		}
 		if l.expired {
 			d.on(i).expired = false

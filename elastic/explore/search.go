@@ -249,10 +249,11 @@ func (x *explorer) run() (Report, error) {
 			clear(part)
 		}
 		r.Depth++
-		if x.Progress != nil {
-			x.Progress(r.Depth, len(x.visited.keys), len(next))
-		}
 		frontier = next
+		if x.Progress != nil && !x.Progress(r.Depth, len(x.visited.keys), len(next)) {
+			r.States = len(x.visited.keys)
+			return r, nil
+		}
 	}
 	r.States, r.Depth, r.Whole = len(x.visited.keys), r.Depth-1, true
 	return r, nil

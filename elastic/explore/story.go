@@ -174,6 +174,8 @@ func (t *teller) tell(w *world, e event) {
 		t.line("stopped")
 	case doResume:
 		t.line("started-again")
+	case doRewind:
+		t.line("rewind")
 	case doQuit:
 		t.line("quit %s", id)
 	case doInsist:

@@ -71,6 +71,7 @@ type world struct {
 	drafts  []*draft
 	stored  []stored // published checkpoints
 	decided []decision
+	rewinds []elastic.RewindRecord // all of them: the log forgets those that later ones say again
 	faults  uint8
 	formed  uint8 // generations
 	wishes  uint8 // of an operator
@@ -188,7 +189,7 @@ func (d *doing) perform(i int, acts []elastic.Action) {
 		case elastic.WriteSealed:
 			l.page.Sealed = a.Generation
 		case elastic.WriteRefusal:
-			l.page.Refused = elastic.Vote{Generation: a.Generation, Step: a.Step}
+			l.page.Refused = elastic.Refusal{Generation: a.Generation, Step: a.Step, Who: a.Who, Why: a.Evidence.Kind}
 			d.tell(l, a.Evidence)
 		case elastic.WriteCommit:
 			l.page.Told = a
