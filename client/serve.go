@@ -4,6 +4,7 @@ package client
 
 import (
 	"encoding/binary"
+	"time"
 
 	"phalanx"
 	"phalanx/client/wire"
@@ -17,7 +18,7 @@ func (c *Client) serve() {
 	seat, n := c.page.ReadSeat()
 	if n > 0 {
 		for i := range wire.ServeCount {
-			c.serveHeal(i, seat)
+			c.serveHeal(i, seat, c.torn)
 		}
 	}
 	c.serveSave()
@@ -25,7 +26,7 @@ func (c *Client) serve() {
 
 // serveHeal answers one place of D_SERVE. A request of another generation than the seat's is void: the donor has ended all
 // serving for it.
-func (c *Client) serveHeal(i int, seat wire.Seat) {
+func (c *Client) serveHeal(i int, seat wire.Seat, torn bool) {
 	r, n := c.page.ReadServe(i)
 	if done, _ := wire.ParseAnswer(c.page.Served(i)); n == 0 || r.Sequence <= done {
 		return
@@ -34,7 +35,7 @@ func (c *Client) serveHeal(i int, seat wire.Seat) {
 	switch {
 	case r.Generation != seat.Generation:
 		status = wire.StatusRevoked
-	case !c.applied.Valid || c.torn || c.heal.on:
+	case !c.applied.Valid || torn || c.heal.on:
 	case r.Kind == wire.ServeKindDigests && r.Length >= int64(16*len(c.cfg.State)) && within(r.SegmentOffset, r.Length, len(c.m.Segment)):
 		for k, d := range c.stateDigests() {
 			binary.LittleEndian.PutUint64(c.m.Segment[r.SegmentOffset+int64(16*k):], d[0])
@@ -51,6 +52,27 @@ func (c *Client) serveHeal(i int, seat wire.Seat) {
 	}
 	c.page.SetServed(i, wire.Answer(r.Sequence, status))
 	c.m.Daemon.Ring()
+}
+
+// serveBeside is a planted bug: it answers while the owner is busy with the optimizer, until the returned function is called.
+func (c *Client) serveBeside() (over func()) {
+	stop, done := make(chan struct{}), make(chan struct{})
+	go func() { // ends with over
+		defer close(done)
+		for {
+			if seat, n := c.page.ReadSeat(); n > 0 {
+				for i := range wire.ServeCount {
+					c.serveHeal(i, seat, false)
+				}
+			}
+			select {
+			case <-stop:
+				return
+			case <-time.After(time.Millisecond):
+			}
+		}
+	}()
+	return func() { close(stop); <-done }
 }
 
 // within reports whether a range lies in memory of the given size, without overflow.

@@ -11,6 +11,7 @@ import (
 	"phalanx"
 	"phalanx/client/wire"
 	"phalanx/internal/failpoint"
+	"phalanx/internal/planted"
 	"phalanx/kernels"
 )
 
@@ -90,6 +91,11 @@ func (c *Client) Apply() error {
 	if seat, _ := c.page.ReadSeat(); !c.committed(seat) {
 		return fmt.Errorf("apply: step %d is not committed; after a rewind call Begin: %w", c.begun.Step, ErrIllegal)
 	}
+	if planted.On(planted.AppliedTwice) {
+		if err := c.apply(); err != nil {
+			return err
+		}
+	}
 	return c.apply()
 }
 
@@ -102,6 +108,10 @@ func (c *Client) apply() (err error) {
 	c.page.WriteApplying(wire.Applying{Step: g.Step, Generation: g.Generation, TrainerStart: c.m.TrainerStart})
 	failpoint.Here("client-applying")
 	c.torn, c.begun = true, Begin{} // until the optimizer has returned; a panic leaves it so
+	if planted.On(planted.HealInsideApply) {
+		over := c.serveBeside()
+		defer over()
+	}
 	if err := c.cfg.Apply(g.Step); err != nil {
 		c.m.Daemon.Ring()
 		return fmt.Errorf("apply step %d: %w", g.Step, errors.Join(ErrTorn, err))

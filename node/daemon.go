@@ -77,6 +77,8 @@ type Daemon struct {
 	ctx      context.Context
 	cancel   context.CancelCauseFunc
 
+	turn turn // of the loop
+
 	// The loop's own.
 	state      *elastic.State
 	life       *life

@@ -15,6 +15,7 @@ import (
 	"phalanx/collective/host"
 	"phalanx/elastic"
 	"phalanx/internal/failpoint"
+	"phalanx/internal/planted"
 )
 
 // execute carries out one action. Votes, seals and refusals are written here, on the loop's goroutine, and nowhere else.
@@ -22,18 +23,19 @@ func (d *Daemon) execute(a elastic.Action) {
 	l := d.life
 	switch a := a.(type) {
 	case elastic.WriteVote:
-		v := a.Vote
-		failpoint.Here("vote-writing")
-		l.page.WriteVote(wire.Vote{Generation: v.Generation, Step: v.Step, OK: v.OK, Digest: v.Digest, Coordinate: d.coordinate()})
-		failpoint.Here("vote-written")
-		d.ringVoters(v)
-		d.peers.sendVote(l.who, v)
+		if planted.On(planted.VoteElsewhere) {
+			time.AfterFunc(10*time.Millisecond, func() { d.writeVote(l, a.Vote) })
+			return
+		}
+		d.writeVote(l, a.Vote)
 	case elastic.WriteSealed:
+		d.turn.must("a seal")
 		failpoint.Here("sealing")
 		l.page.WriteSealed(wire.Sealed{Generation: a.Generation})
 		failpoint.Here("sealed")
 		d.dirty = true
 	case elastic.WriteRefusal:
+		d.turn.must("a refusal")
 		failpoint.Here("refusing")
 		l.page.WriteRefusal(wire.Refusal{Generation: a.Generation, Step: a.Step, Who: a.Who, Why: refusalWhy(a.Evidence.Kind)})
 		failpoint.Here("refused")
@@ -81,6 +83,16 @@ func (d *Daemon) execute(a elastic.Action) {
 	case elastic.End:
 		d.jobEnded(a.Why)
 	}
+}
+
+// writeVote puts a vote on the page and then tells everybody.
+func (d *Daemon) writeVote(l *life, v elastic.Vote) {
+	d.turn.must("a vote")
+	failpoint.Here("vote-writing")
+	l.page.WriteVote(wire.Vote{Generation: v.Generation, Step: v.Step, OK: v.OK, Digest: v.Digest, Coordinate: d.coordinate()})
+	failpoint.Here("vote-written")
+	d.ringVoters(v)
+	d.peers.sendVote(l.who, v)
 }
 
 func refusalWhy(k phalanx.EvidenceKind) wire.Why {

@@ -17,6 +17,7 @@ import (
 // nothing else, so that what a trainer or another daemon has written reaches the page after one wake-up of one thread. What
 // takes time runs elsewhere and comes back through post.
 func (d *Daemon) loop() error {
+	d.turn.take()
 	d.ticked = time.Now()
 	lateness := membership.NewLateness(tickEvery, time.Second, d.ticked)
 	d.newest()
@@ -39,7 +40,9 @@ func (d *Daemon) loop() error {
 		d.settle()
 		d.takePosts()
 		d.bell.SetCalm(d.calm())
+		d.turn.give()
 		d.bell.Hold(rings, time.Until(next))
+		d.turn.take()
 	}
 	return d.broken
 }

@@ -11,6 +11,7 @@ import (
 
 	"phalanx"
 	"phalanx/cmd/phalanx-lm/lm"
+	"phalanx/internal/planted"
 	"phalanx/kernels"
 )
 
@@ -142,10 +143,27 @@ func (t *trainer) compute(b turn) float64 {
 		t.session.working(b.step, slot)
 		t.faults.onSlot(b.step, slot)
 		t.samples = t.sampler.Samples(t.samples[:0], b.step, slot)
+		if planted.On(planted.SlotsMerged) {
+			loss += t.mergeSlots(sums, b, slot)
+			continue
+		}
 		loss += t.model.Gradient(sums.Slot(slot), t.state.Parameters, t.corpus.Data, t.samples, b.step, slot)
 		sums.Done(slot)
 	}
 	return loss / float64(max(1, b.slots.Len()))
+}
+
+// mergeSlots is a planted bug: it computes a slot and the one after it in one pass and leaves nothing for the second.
+func (t *trainer) mergeSlots(sums fold, b turn, slot phalanx.Slot) float64 {
+	block, loss := sums.Slot(slot), 0.0
+	if (slot-b.slots.First)%2 == 0 {
+		if slot+1 < b.slots.End {
+			t.samples = append(t.samples, t.sampler.Samples(nil, b.step, slot+1)...)
+		}
+		loss = t.model.Gradient(block, t.state.Parameters, t.corpus.Data, t.samples, b.step, slot)
+	}
+	sums.Done(slot)
+	return loss
 }
 
 // digest is the vote's digest of a gradient, under keys that change with the step, and the statistics for clipping.
