@@ -116,7 +116,7 @@ func (c *cluster) inject(f Fault) bool {
 			return false
 		}
 		if f.Class == TrainerKilled {
-			p.kill()
+			p.killAt(1 + int(f.Who>>16%8))
 		} else {
 			p.stop(f.Lasts)
 			end = func() {}
@@ -127,7 +127,8 @@ func (c *cluster) inject(f Fault) bool {
 			return false
 		}
 		if f.Class == DaemonKilled || f.Class == LeaderKilled {
-			p.kill()
+			p.killAt(1 + int(f.Who>>16%8))
+			time.AfterFunc(200*time.Millisecond, p.kill) // it may ring none, and wires may be what it dies between
 		} else {
 			p.stop(f.Lasts)
 			end = func() {}

@@ -69,6 +69,7 @@ func (b *bell) pass() {
 }
 
 func (b *bell) Ring() {
+	b.m.proc.rang()
 	if b.m.trainer {
 		b.m.proc.must()
 	}

@@ -22,6 +22,7 @@ type process struct {
 
 	mu      sync.Mutex
 	stopped time.Time // until when it is stopped
+	rings   int       // it dies when it has rung so many bells; 0: it does not
 	bells   []interface{ Ring() }
 }
 
@@ -102,6 +103,26 @@ func (p *process) kill() {
 	for _, b := range bells {
 		b.Ring() // a wait on a bell looks up
 	}
+}
+
+// killAt has the process die between what it writes and what it does next: after so many rings of bells, each of which follows
+// a vote, a seat, a commit or a request on a page.
+func (p *process) killAt(rings int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.rings = rings
+}
+
+// rang counts a ring and reports whether the process died instead.
+func (p *process) rang() (died bool) {
+	p.mu.Lock()
+	died = p.rings == 1
+	p.rings = max(0, p.rings-1)
+	p.mu.Unlock()
+	if died {
+		p.kill()
+	}
+	return died
 }
 
 // waitsOn notes a bell that the process may wait on.

@@ -28,7 +28,8 @@ var (
 // simulated time does not know, a lock held while time passes: the stacks tell.
 const realLimit = 4 * time.Minute
 
-func run(t *testing.T, o Options) Report {
+// simulate runs a seed in a bubble.
+func simulate(t *testing.T, o Options) (r Report, err error) {
 	t.Helper()
 	o.Dir = t.TempDir()
 	o.Level = slog.LevelInfo
@@ -41,10 +42,15 @@ func run(t *testing.T, o Options) Report {
 		os.Exit(1)
 	})
 	defer stuck.Stop()
-	var r Report
-	var err error
-	begun := time.Now()
 	bubble(t, func() { r, err = Run(o) })
+	return r, err
+}
+
+// run runs a seed that must keep all promises.
+func run(t *testing.T, o Options) Report {
+	t.Helper()
+	begun := time.Now()
+	r, err := simulate(t, o)
 	if err != nil {
 		t.Fatal(err)
 	}
