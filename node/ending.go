@@ -66,6 +66,8 @@ func (d *Daemon) farewell() {
 			}
 			if err := writeJSON(d.paths.Outcome(d.cfg.Index), d.outcome); err != nil {
 				d.log.Error("the outcome is not written", "error", err)
+			} else if l := d.life; l != nil && l.machine != nil && !d.outcome.Done {
+				d.leavePage(l)
 			}
 			failpoint.Here("outcome-written")
 			d.ended = true
@@ -92,6 +94,14 @@ func (d *Daemon) joinEnd() {
 			d.end(o)
 			return
 		}
+	}
+}
+
+// leavePage marks the page of a life that is over by the log: the member's next daemon is started by an operator who wants the
+// member back, so it begins the next life and does not end once more as one that was drained.
+func (d *Daemon) leavePage(l *life) {
+	if m := d.state.Member(d.me()); m != nil && m.State == elastic.Gone && m.Incarnation == l.who.Incarnation {
+		l.identify(d.paths.system, d.cfg.Index, true)
 	}
 }
 

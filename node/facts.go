@@ -29,7 +29,7 @@ func (a *arbiter) facts(now time.Time) *elastic.Facts {
 		f.Restarted = h.UnixNS < d.started()
 	}
 	newest := d.committed()
-	leaving := 0
+	leaving, present := 0, 0
 	for _, v := range a.members {
 		m, ok := a.fact(v, now)
 		if !ok {
@@ -40,6 +40,9 @@ func (a *arbiter) facts(now time.Time) *elastic.Facts {
 		}
 		if m.Leaving {
 			leaving++
+		}
+		if m.Leaving || !a.left(&m) {
+			present++
 		}
 		f.Members = append(f.Members, m)
 	}
@@ -57,7 +60,7 @@ func (a *arbiter) facts(now time.Time) *elastic.Facts {
 	if d.plain != nil {
 		f.Boundary = 0 // no step to wait for
 	}
-	f.Stop = a.stop || leaving > 0 && leaving == len(f.Members)
+	f.Stop = a.stop || leaving > 0 && leaving == present
 	switch {
 	case leaving == 0:
 		a.leaveAt = time.Time{}
@@ -73,6 +76,15 @@ func (a *arbiter) facts(now time.Time) *elastic.Facts {
 	slices.SortFunc(f.Members, func(x, y elastic.MemberFact) int { return phalanx.CompareMemberIDs(x.Member, y.Member) })
 	f.JoinClosed = now.Sub(a.since) > joinWindow
 	return f
+}
+
+// left reports whether a member is none of those that a stop waits for: its life is over, or was never known and is not here.
+func (a *arbiter) left(m *elastic.MemberFact) bool {
+	known := a.d.state.Member(m.Member)
+	if known == nil {
+		return !m.Connected
+	}
+	return known.State == elastic.Gone && known.Incarnation >= m.Incarnation
 }
 
 // leaseOut reports whether no member of the world that has not answered the seal can hold a lease any more. Those that the

@@ -233,3 +233,34 @@ func TestJudgeAnswer(t *testing.T) {
 		}
 	}
 }
+
+// All of the members that are there leave: that is a stop. Those that were drained before, and strangers that have gone, do not
+// make of it one member after the other leaving for good.
+func TestStopWithoutThoseThatLeftBefore(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		change func(*elastic.State, *memberView)
+		want   bool
+	}{
+		{"it was drained and has ended", func(s *elastic.State, v *memberView) { v.conn = nil }, true},
+		{"it was drained and is ending", func(*elastic.State, *memberView) {}, true},
+		{"it was never in the log and has gone", func(s *elastic.State, v *memberView) { s.Members, v.conn = s.Members[:1], nil }, true},
+		{"it is new and stays", func(s *elastic.State, v *memberView) { s.Members = s.Members[:1] }, false},
+		{"its next life is starting", func(s *elastic.State, v *memberView) { v.report.Incarnation = 2 }, false},
+		{"it lives and stays", func(s *elastic.State, v *memberView) { s.Members[1].State = elastic.Active }, false},
+		{"it lives and is out of reach", func(s *elastic.State, v *memberView) { s.Members[1].State, v.conn = elastic.Spare, nil }, false},
+	} {
+		drained := &memberView{id: "b/0", conn: &downstream{}, heard: time.Now(), report: &Report{Incarnate: incarnate("b", 0, 1)}}
+		a := court(drained)
+		own := a.members["a/0"]
+		own.report = &Report{Incarnate: incarnate("a", 0, 1), Leaving: true}
+		s := a.d.state
+		s.Members = []elastic.Member{{Incarnate: incarnate("a", 0, 1), State: elastic.Active}, {Incarnate: incarnate("b", 0, 1), State: elastic.Gone, Drained: true}}
+		c.change(s, drained)
+		a.d.life = &life{who: incarnate("a", 0, 1), machine: elastic.NewMachine(incarnate("a", 0, 1), s, elastic.Page{})}
+		a.leaveAt = time.Now()
+		if got := a.facts(time.Now()).Stop; got != c.want {
+			t.Errorf("%s: a stop is %v, want %v", c.name, got, c.want)
+		}
+	}
+}

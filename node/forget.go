@@ -78,12 +78,14 @@ func (a *arbiter) forget(room int, lives func(phalanx.MemberID) bool) {
 	}
 }
 
-// pruneLogs removes the output of old lives of a member, but for the newest keep of them. Nothing is removed when keep is 0.
-func pruneLogs(p Paths, id phalanx.MemberID, keep int) error {
+// pruneLogs removes the output of old lives of a member, but for the newest keep of them, of which the one that begins is one.
+// Nothing is removed when keep is 0.
+func pruneLogs(p Paths, begins phalanx.Incarnate, keep int) error {
+	id := begins.Member
 	if keep < 1 {
 		return nil
 	}
-	dir := filepath.Dir(p.TrainerLog(phalanx.Incarnate{Member: id}))
+	dir := filepath.Dir(p.TrainerLog(begins))
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil // nothing was written yet
@@ -91,7 +93,7 @@ func pruneLogs(p Paths, id phalanx.MemberID, keep int) error {
 	if err != nil {
 		return fmt.Errorf("prune logs of %s: %w", id, err)
 	}
-	var lives []phalanx.Incarnation
+	lives := []phalanx.Incarnation{begins.Incarnation} // its file is made when its trainer starts
 	for _, e := range entries {
 		if n, ok := logLife(e.Name(), id); ok && !slices.Contains(lives, n) {
 			lives = append(lives, n)

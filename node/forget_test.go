@@ -71,7 +71,7 @@ func TestArbiterForgets(t *testing.T) {
 func TestPruneLogs(t *testing.T) {
 	p := NewPaths(t.TempDir(), t.TempDir())
 	who := func(n phalanx.Incarnation) phalanx.Incarnate { return incarnate("h.0", 1, n) }
-	if err := pruneLogs(p, who(1).Member, 3); err != nil {
+	if err := pruneLogs(p, who(13), 4); err != nil {
 		t.Errorf("nothing written yet: %v", err)
 	}
 	dir := filepath.Join(p.Dir, "log")
@@ -106,13 +106,16 @@ func TestPruneLogs(t *testing.T) {
 		return list
 	}
 	all := names()
-	if err := pruneLogs(p, who(1).Member, 0); err != nil || !slices.Equal(names(), all) {
+	if err := pruneLogs(p, who(13), 0); err != nil || !slices.Equal(names(), all) {
 		t.Errorf("told to keep all it left %v, %v", names(), err)
 	}
-	if err := pruneLogs(p, who(1).Member, 3); err != nil {
+	if err := pruneLogs(p, who(13), 4); err != nil {
 		t.Fatal(err)
 	}
 	slices.Sort(want)
+	if err := pruneLogs(p, who(12), 3); err != nil { // the newest has a file already
+		t.Fatal(err)
+	}
 	if got := names(); !slices.Equal(got, want) {
 		t.Errorf("left are %v\nwant     %v", got, want)
 	}

@@ -21,6 +21,8 @@ const (
 	ringChunk  = 1 << 20
 	ringBytes  = (wire.ServeCount + wire.FillCount) * ringChunk
 	digestSize = 16
+	// maxSegment is far beyond any memory and leaves room for our part without overflow.
+	maxSegment = 1 << 56
 )
 
 // life is one incarnation of the member: its page, its trainer and the shared memory between them. The loop owns it.
@@ -88,6 +90,9 @@ func adoptLife(paths Paths, index int, id phalanx.MemberID, wait time.Duration) 
 			_ = page.Unmap()
 			continue // another boot's, another host name's, or never used: it holds no promise of ours
 		}
+		if identity.State == wire.LifeLeaving {
+			return nil, page.Unmap() // it ended in order: what lives it had before are over too
+		}
 		l := &life{who: phalanx.Incarnate{Member: id, Incarnation: n}, page: page}
 		return l, l.reopen(paths, index, identity)
 	}
@@ -119,6 +124,9 @@ func (l *life) reopen(paths Paths, index int, identity wire.Identity) error {
 		return fmt.Errorf("take over the board: %w", err)
 	}
 	l.ring = int64(len(l.segment.Bytes())) - ringBytes
+	if l.ring < 0 || len(l.board.Bytes()) < host.BoardBytes {
+		return fmt.Errorf("take over the segment: %d bytes and a board of %d are too few", len(l.segment.Bytes()), len(l.board.Bytes()))
+	}
 	if alive {
 		l.trainer = &trainerProcess{system: paths.system, pid: l.helloPID, start: l.helloStart}
 	}
@@ -139,6 +147,9 @@ func (l *life) openSlab(paths Paths, index int, layout []phalanx.TensorInfo) err
 		return fmt.Errorf("take over the slab: %w", err)
 	}
 	s, err := wire.NewSlab(r.Bytes(), place)
+	if room := int64(len(layout))*digestSize + 4095; err == nil && l.ring < room&^4095 {
+		err = fmt.Errorf("take over the slab: no room for the digests of %d tensors in the segment", len(layout))
+	}
 	if err != nil {
 		_ = r.Unmap()
 		return err
@@ -152,6 +163,9 @@ func (l *life) outfit(paths Paths, index int, hello *wire.Hello) (err error) {
 	place, err := wire.LayoutSlab(hello.State)
 	if err != nil {
 		return err
+	}
+	if hello.SegmentBytes < 0 || hello.SegmentBytes > maxSegment {
+		return fmt.Errorf("segment of %d bytes: want 0 to %d", hello.SegmentBytes, int64(maxSegment))
 	}
 	n := l.who.Incarnation
 	l.ring = (hello.SegmentBytes + 4095) &^ 4095

@@ -251,3 +251,29 @@ func TestReadTrainerIgnoresOtherTrainers(t *testing.T) {
 		t.Errorf("after its death: %+v", got)
 	}
 }
+
+// A daemon does not take over the page of a life that ended in order, nor one of the lives before: an operator starts it to
+// have the member back.
+func TestAdoptLeavesWhatHasLeft(t *testing.T) {
+	p := NewPaths(t.TempDir(), t.TempDir())
+	unmap(t, begin(t, p, 0, incarnate("h", 0, 1)))
+	l := begin(t, p, 0, incarnate("h", 0, 2))
+	s := elastic.NewState()
+	s.Members = []elastic.Member{{Incarnate: l.who, State: elastic.Active}}
+	d := &Daemon{cfg: Config{Host: "h"}, paths: p, state: s}
+	d.leavePage(l)
+	unmap(t, l)
+	l, err := adoptLife(p, 0, "h/0", 0)
+	if err != nil || l == nil || l.who.Incarnation != 2 {
+		t.Fatalf("a life that the log counts on is not taken over: %+v, %v", l, err)
+	}
+	s.Members[0].State, s.Members[0].Drained = elastic.Gone, true
+	d.leavePage(l)
+	unmap(t, l)
+	if l, err := adoptLife(p, 0, "h/0", 0); l != nil || err != nil {
+		t.Errorf("adopted %+v, %v", l, err)
+	}
+	if lives := p.Lives(0); len(lives) != 2 {
+		t.Errorf("lives %v are left: their slabs may be needed", lives)
+	}
+}

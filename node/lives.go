@@ -89,7 +89,7 @@ func (d *Daemon) newIncarnation() error {
 	l.identify(d.paths.system, d.cfg.Index, false)
 	failpoint.Here("life-made")
 	l.machine = elastic.NewMachine(l.who, d.state, elastic.Page{Started: d.started()})
-	if err := pruneLogs(d.paths, d.me(), d.cfg.KeepLogs); err != nil {
+	if err := pruneLogs(d.paths, l.who, d.cfg.KeepLogs); err != nil {
 		d.log.Warn("output of old lives is kept", "error", err)
 	}
 	d.log.Info("new incarnation", "incarnation", uint64(n))
