@@ -52,7 +52,7 @@ func (id MemberID) cut() (string, int, bool) {
 		return string(id), 0, false
 	}
 	index, err := strconv.Atoi(string(id[i+1:]))
-	if err != nil || index < 0 {
+	if err != nil || index < 0 || strconv.Itoa(index) != string(id[i+1:]) { // h/+1 and h/01 would be other names of h/1
 		return string(id), 0, false
 	}
 	return string(id[:i]), index, true

@@ -21,6 +21,9 @@ type JobSpec struct {
 	Settings    string `json:"settings,omitempty"`
 }
 
+// MaxSlots bounds the slots of a job: sixteen for each of a million ranks, and far from where the tree's arithmetic ends.
+const MaxSlots = 1 << 24
+
 // Validate reports the first thing that makes the spec unusable.
 func (s JobSpec) Validate() error {
 	switch {
@@ -28,6 +31,8 @@ func (s JobSpec) Validate() error {
 		return fmt.Errorf("job spec: last step is 0; give the number of steps to train")
 	case s.Slots <= 0:
 		return fmt.Errorf("job spec: %d slots; give at least one slot per replica group", s.Slots)
+	case s.Slots > MaxSlots:
+		return fmt.Errorf("job spec: %d slots; give at most %d", s.Slots, MaxSlots)
 	case s.GlobalBatch <= 0 || s.GlobalBatch%s.Slots != 0:
 		return fmt.Errorf("job spec: %d slots do not divide the global batch of %d samples; choose a multiple of the slots", s.Slots, s.GlobalBatch)
 	case s.GroupSize <= 0:

@@ -82,6 +82,9 @@ func DealSlots(slots, groups int) ([]SlotRange, error) {
 	if groups <= 0 || slots < groups {
 		return nil, fmt.Errorf("deal %d slots to %d groups: every group needs a slot; run fewer groups or raise --slots", slots, groups)
 	}
+	if slots > MaxSlots {
+		return nil, fmt.Errorf("deal %d slots: at most %d can be dealt", slots, MaxSlots)
+	}
 	tree := SlotTree{slots}
 	small, extra := slots/groups, slots%groups
 	// best[i][e]: fewest subtrees for the first i groups when e of them got one more.
