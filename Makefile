@@ -14,6 +14,8 @@ EXPLOREFLAGS ?= -gib 24 -time 4h
 # More flags for every `go test`, such as TESTFLAGS='-v -run TestP1'.
 TESTFLAGS ?=
 FUZZTIME ?= 1m
+# How long `make soak` trains.
+export SOAK ?= 2h
 SEEDS ?= 100
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
 
@@ -98,8 +100,12 @@ bench-rivals: build ## measure gloo, torchft and torchrun beside it; makes its o
 explore: ## visit every state of 3 members, 2 steps and 2 faults; EXPLOREFLAGS='-gib 24 -time 4h'; see docs/explorer.md
 	$(GO) run ./elastic/explore/explorer -levels $(EXPLOREFLAGS)
 
+.PHONY: soak
+soak: build ## train for SOAK (2h) under kills, stops, drains and resizes; fail on other results, lost state, and what grows
+	scripts/soak.sh
+
 .PHONY: fuzz
-fuzz: ## run every fuzz target for FUZZTIME (1m)
+fuzz: ## run every fuzz target for FUZZTIME (1m); docs/fuzzing.md lists them
 	@grep -rl --include='*_test.go' '^func Fuzz' . | xargs -r -n 1 dirname | sort -u | while read -r dir; do \
 		$(GO) test -list '^Fuzz' "$$dir" | { grep '^Fuzz' || true; } | while read -r target; do \
 			echo "fuzz $$dir $$target"; \

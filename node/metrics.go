@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"phalanx"
@@ -48,6 +49,9 @@ func newMeters(job string, member phalanx.MemberID, view func() *Status) *meters
 	m.evidence = prometheus.NewCounterVec(counter("phalanx_evidence_total", "Evidence in changes of the world."), []string{"kind"})
 	m.starts = prometheus.NewCounter(counter("phalanx_trainer_starts_total", "Starts of the member's trainer."))
 	m.registry.MustRegister(m.steps, m.transitions, m.healed, m.heals, m.published, m.unpublished, m.evidence, m.starts)
+	// What the process itself costs: memory, goroutines, descriptors, threads. A soak run looks for what grows.
+	prometheus.WrapRegistererWith(labels, m.registry).MustRegister(collectors.NewGoCollector(),
+		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	gauge := func(name, help string, value func(*Status) float64) {
 		m.registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help, ConstLabels: labels}, func() float64 {
 			if v := view(); v != nil {

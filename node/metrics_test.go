@@ -43,7 +43,15 @@ func TestMetricsAreThoseOfTheDocument(t *testing.T) {
 		}
 		delete(served, name[1])
 	}
+	for _, name := range []string{"go_goroutines", "process_open_fds", "process_resident_memory_bytes"} {
+		if !served[name] {
+			t.Errorf("%s of the process is not served", name)
+		}
+	}
 	for name := range served {
+		if strings.HasPrefix(name, "go_") || strings.HasPrefix(name, "process_") {
+			continue // named by the Prometheus client
+		}
 		t.Errorf("%s is served and not in docs/naming.md", name)
 	}
 	if !strings.Contains(w.Body.String(), `phalanx_transition_duration_seconds_sum{job="job",member="a/0",part="seal"} 0.5`) {
