@@ -52,6 +52,10 @@ func checkPhase(s *State) (errs []error) {
 
 func checkMembers(s *State) (errs []error) {
 	wrong := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
+	seated := make(map[phalanx.Incarnate]bool, len(s.World.Seats))
+	for _, seat := range s.World.Seats {
+		seated[seat.Incarnate] = true
+	}
 	for i, m := range s.Members {
 		if i > 0 && phalanx.CompareMemberIDs(s.Members[i-1].Member, m.Member) >= 0 {
 			wrong("member %s is not after %s", m.Member, s.Members[i-1].Member)
@@ -62,7 +66,7 @@ func checkMembers(s *State) (errs []error) {
 		if m.Coordinate < -1 || m.Coordinate >= s.GroupSize() {
 			wrong("%s has coordinate %d in groups of %d", m.Incarnate, m.Coordinate, s.GroupSize())
 		}
-		inWorld := s.World.Has(m.Incarnate)
+		inWorld := seated[m.Incarnate]
 		switch m.State {
 		case Active:
 			if !inWorld {
@@ -117,8 +121,8 @@ func checkSeats(s *State) (errs []error) {
 		}
 		next = seat.Slots.End
 	}
-	if w.Size() > 0 && int(next) != s.Spec.Slots {
-		wrong("%d of %d slots are dealt", next, s.Spec.Slots)
+	if w.Size() > 0 && int(next) != slotCount(s) {
+		wrong("%d of %d slots are dealt", next, slotCount(s))
 	}
 	if w.Groups() < s.MinGroups() && s.Phase != Halted {
 		wrong("%d groups are fewer than the minimum of %d and the job is not halted", w.Groups(), s.MinGroups())

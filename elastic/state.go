@@ -3,6 +3,8 @@
 package elastic
 
 import (
+	"errors"
+	"fmt"
 	"slices"
 
 	"phalanx"
@@ -255,6 +257,18 @@ func (s *State) NextGeneration(f Floor) phalanx.Generation {
 		return g
 	}
 	return g.Next()
+}
+
+// Validate reports whether a state that was read from outside is one that this release understands and that a log can have
+// led to.
+func (s *State) Validate() error {
+	if s.Version != FormatVersion {
+		return fmt.Errorf("state of version %d, this release reads %d: upgrade this daemon: %w", s.Version, FormatVersion, errors.ErrUnsupported)
+	}
+	if err := Check(s); err != nil {
+		return fmt.Errorf("state after %d commands: %w", s.Seq, err)
+	}
+	return nil
 }
 
 // clone copies everything that Apply may change.

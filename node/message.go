@@ -3,8 +3,10 @@
 package node
 
 import (
+	"bytes"
 	"encoding/binary"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 
@@ -203,13 +205,34 @@ func readMessage(r io.Reader) (*Message, error) {
 	if n > maxMessage {
 		return nil, fmt.Errorf("receive message: %d bytes are more than %d", n, maxMessage)
 	}
-	body := make([]byte, n)
-	if _, err := io.ReadFull(r, body); err != nil {
-		return nil, fmt.Errorf("receive message: %w", err)
+	// Memory follows what comes: a length alone is four bytes.
+	var body bytes.Buffer
+	if got, err := io.CopyN(&body, r, int64(n)); err != nil {
+		if errors.Is(err, io.EOF) {
+			err = io.ErrUnexpectedEOF // the length was there
+		}
+		return nil, fmt.Errorf("receive message: %d of %d bytes: %w", got, n, err)
 	}
 	m := new(Message)
-	if err := json.Unmarshal(body, m); err != nil {
+	if err := json.Unmarshal(body.Bytes(), m); err != nil {
+		return nil, fmt.Errorf("decode message: %w", err)
+	}
+	if err := m.validate(); err != nil {
 		return nil, fmt.Errorf("decode message: %w", err)
 	}
 	return m, nil
+}
+
+// validate refuses a state that no log can have led to, or one of a newer release: it would be taken for our own.
+func (m *Message) validate() error {
+	if m.Snapshot != nil {
+		if m.Snapshot.State == nil {
+			return errors.New("a snapshot without a state")
+		}
+		return m.Snapshot.State.Validate()
+	}
+	if m.Welcome != nil && m.Welcome.State != nil {
+		return m.Welcome.State.Validate()
+	}
+	return nil
 }

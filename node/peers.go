@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"sync"
@@ -182,14 +183,38 @@ func (p *peerLinks) accept(l net.Listener, protocol string) {
 	}
 }
 
+// maxVote bounds one vote of a stream, some 250 bytes.
+const maxVote = 4 << 10
+
+// voteReader reads the votes of a connection. What is no vote costs bounded memory.
+type voteReader struct {
+	from io.LimitedReader
+	dec  *json.Decoder
+}
+
+func newVoteReader(r io.Reader) *voteReader {
+	v := &voteReader{from: io.LimitedReader{R: r}}
+	v.dec = json.NewDecoder(&v.from)
+	return v
+}
+
+// next waits for the next vote. The decoder holds what it read ahead, so twice the bound at most.
+func (r *voteReader) next() (v peerVote, err error) {
+	r.from.N = maxVote
+	if err := r.dec.Decode(&v); err != nil {
+		return peerVote{}, fmt.Errorf("receive vote: %w", err)
+	}
+	return v, nil
+}
+
 func (p *peerLinks) readVotes(id phalanx.MemberID, c net.Conn) {
 	defer c.Close()
 	stop := context.AfterFunc(p.d.ctx, func() { c.Close() })
 	defer stop()
-	dec := json.NewDecoder(c)
+	votes := newVoteReader(c)
 	for {
-		var v peerVote
-		if dec.Decode(&v) != nil || v.Who.Member != id { // nobody speaks for another
+		v, err := votes.next()
+		if err != nil || v.Who.Member != id { // nobody speaks for another
 			return
 		}
 		p.d.post(func() {

@@ -4,7 +4,6 @@ package node
 
 import (
 	"encoding/json"
-	"errors"
 	"fmt"
 	"sync/atomic"
 
@@ -72,8 +71,8 @@ func decodeState(b []byte) (*elastic.State, error) {
 	if err := json.Unmarshal(b, s); err != nil {
 		return nil, fmt.Errorf("decode state: %w", err)
 	}
-	if s.Version != elastic.FormatVersion {
-		return nil, fmt.Errorf("decode state of version %d, this daemon reads %d: %w", s.Version, elastic.FormatVersion, errors.ErrUnsupported)
+	if err := s.Validate(); err != nil {
+		return nil, fmt.Errorf("decode state: %w", err)
 	}
 	return s, nil
 }

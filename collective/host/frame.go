@@ -4,6 +4,7 @@ package host
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"sync"
 
@@ -122,6 +123,8 @@ func parseHeader(b []byte) (header, error) {
 		return header{}, fmt.Errorf("frame type %d is unknown", h.typ)
 	case h.group >= groups:
 		return header{}, fmt.Errorf("frame for group %d, there are %d", h.group, groups)
+	case b[52]|b[53]|b[54]|b[55] != 0 || le.Uint64(b[56:]) != 0:
+		return header{}, errors.New("frame header with bytes beyond its fields")
 	case h.payload > maxPayload || h.payload != 0 && h.typ != frameData:
 		return header{}, fmt.Errorf("frame type %d with %d bytes of payload", h.typ, h.payload)
 	}

@@ -217,7 +217,7 @@ func FuzzHeader(f *testing.F) {
 		}
 		var again [headBytes]byte
 		h.encode(again[:])
-		if got, err := parseHeader(again[:]); err != nil || got != h {
+		if got, err := parseHeader(again[:]); err != nil || got != h || !bytes.Equal(again[:], b[:headBytes]) {
 			t.Fatalf("header %+v reads back as %+v, %v", h, got, err)
 		}
 	})
