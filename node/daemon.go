@@ -49,6 +49,9 @@ const (
 	commitTimeout  = electionLease / 3      // Raft's own word of a commit; members hear by their streams, at once
 )
 
+// inlineBytes is up to which size the loop runs a collective by itself, a tenth of a millisecond of work at a time.
+const inlineBytes = 256 << 10
+
 // Daemon is the peer daemon of one member. One goroutine, the loop, owns everything that is not said to be shared.
 type Daemon struct {
 	cfg      Config
@@ -202,7 +205,7 @@ func (d *Daemon) open() (err error) {
 		return err
 	}
 	d.bell = d.bells.Bell(2 * d.cfg.Index)
-	d.engine = host.New(d.log, host.Options{})
+	d.engine = host.New(d.log, host.Options{Inline: inlineBytes})
 	if err := d.listen(dir); err != nil {
 		return err
 	}

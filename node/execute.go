@@ -415,7 +415,7 @@ func (d *Daemon) postDescriptor(l *life, v wire.Descriptor) {
 		case err == nil:
 		case errors.Is(err, host.ErrPeer):
 			status = wire.StatusRevoked
-			d.post(func() { d.peerGaveUp(l, v.Generation, err, false) })
+			d.ends.Go(func() { d.post(func() { d.peerGaveUp(l, v.Generation, err, false) }) }) // the loop itself may be running this
 		case errors.Is(err, phalanx.ErrRevoked), errors.Is(err, phalanx.ErrStaleGeneration):
 			status = wire.StatusRevoked
 		default:

@@ -57,7 +57,8 @@ type layout struct {
 	groupSize int
 	bytes     int
 	options   Options
-	pipe      bool // net.Pipe instead of TCP
+	inline    []int64 // Options.Inline of each rank; nil: those of options
+	pipe      bool    // net.Pipe instead of TCP
 }
 
 func evenDeal(t tb, slots, n int) []phalanx.SlotRange {
@@ -80,6 +81,9 @@ func newCluster(t tb, l layout) *cluster {
 			Incarnate: phalanx.Incarnate{Member: phalanx.NewMemberID(fmt.Sprint("h", l.hosts[r]), r), Incarnation: 1},
 			Rank:      phalanx.Rank(r), Group: r / g, Coordinate: r % g, Slots: l.deal[r/g],
 		})
+		if l.inline != nil {
+			l.options.Inline = l.inline[r]
+		}
 		c.engines = append(c.engines, New(slog.New(slog.DiscardHandler), l.options))
 		c.segments = append(c.segments, kernels.Bytes(make([]uint64, (l.bytes+7)/8)))
 		c.boards = append(c.boards, kernels.Bytes(make([]uint64, BoardBytes/8)))

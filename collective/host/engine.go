@@ -48,6 +48,11 @@ type Options struct {
 	// OneRoundMax is the largest sum, in bytes, that members of one host take in one round: each sums everything itself. It
 	// must be equal on all members, as DirectMax. Default 64 KiB; below 0 there is none.
 	OneRoundMax int
+	// Inline is the size in bytes, of the result or the input of one rank whichever is larger, up to which operations between
+	// members of one host run on the goroutines that call Post and Wake, a chunk at a time, instead of on one of the engine's.
+	// Somebody must then call Wake again and again while an operation waits, since its deadline is looked at there. Default
+	// 0: none. It need not be equal on all members.
+	Inline int64
 }
 
 // Engine runs the operations of one member. Its methods may be called from any goroutine.
@@ -136,7 +141,7 @@ func (e *Engine) Settled(gen phalanx.Generation) bool {
 	return e.closed || !e.fence.Less(gen)
 }
 
-// Wake tells the engine that the daemon's bell rang. It never blocks.
+// Wake tells the engine that the daemon's bell rang. It never blocks, and runs what is inline as far as it gets.
 func (e *Engine) Wake() {
 	if f := e.current.Load(); f != nil {
 		for _, w := range f.workers {

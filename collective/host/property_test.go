@@ -57,8 +57,10 @@ func TestSumIsTheTree(t *testing.T) {
 func oneSum(t *rapid.T, l *leaves, scale bool) []phalanx.SlotRange {
 	n := rapid.IntRange(1, min(l.slots, 19)).Draw(t, "ranks")
 	hosts, most := make([]int, n), rapid.SampledFrom([]int{0, 2}).Draw(t, "last host")
+	inline := make([]int64, n)
 	for i := range hosts {
 		hosts[i] = rapid.IntRange(0, most).Draw(t, "host")
+		inline[i] = rapid.SampledFrom([]int64{0, 64, 1 << 20}).Draw(t, "inline up to")
 	}
 	deal := drawDeal(t, l.slots, n)
 	directMax := rapid.SampledFrom([]int{1, 16}).Draw(t, "direct up to")
@@ -68,7 +70,7 @@ func oneSum(t *rapid.T, l *leaves, scale bool) []phalanx.SlotRange {
 	order := rapid.Permutation(ranks(n)).Draw(t, "order")
 	c := newCluster(t, layout{
 		hosts: hosts, deal: deal, slots: l.slots, bytes: sumBytes(l.d, l.count, 2*l.slots), options: Options{DirectMax: directMax, OneRoundMax: oneRoundMax},
-		pipe: rapid.Bool().Draw(t, "pipe"),
+		inline: inline, pipe: rapid.Bool().Draw(t, "pipe"),
 	})
 	defer c.close()
 	c.formAll(t)

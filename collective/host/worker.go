@@ -15,7 +15,8 @@ import (
 // maxQueued bounds the operations of a group that wait: the trainer's ring has as many descriptors.
 const maxQueued = 64
 
-// worker runs the operations of one group in one generation, in order. Only its goroutine touches segments.
+// worker runs the operations of one group in one generation, in order, one at a time: on its goroutine, or, when they are
+// small, on those of the callers of Post and Wake (see inline.go). Nobody else touches segments.
 type worker struct {
 	f       *formation
 	index   int
@@ -41,12 +42,16 @@ type worker struct {
 	stamp  uint64
 	broken error         // set once an operation failed; nothing more runs then
 	wake   chan struct{} // 1: only "look again" matters
-	busy   atomic.Bool   // an operation runs, so a ring may concern the worker
+	busy   atomic.Bool   // an operation runs on the goroutine, so a ring may concern it
+	inline inline
+	yield  func(struct{}) bool // while a small operation runs
+	remote bool                // a member is on another host
 
 	// mu guards what other goroutines hand in, the remotes of members included. Only the worker writes seq.
 	mu    sync.Mutex
 	seq   uint32 // number of the operation that runs, from 1
 	tasks []task
+	taken bool  // an operation runs
 	ended error // set when nothing more will run
 }
 
@@ -79,7 +84,7 @@ func (w *worker) add(s phalanx.Seat, self Self, locals []LocalPeer, remotes []Re
 		}
 		for _, r := range remotes {
 			if r.Rank == s.Rank {
-				m.peer = &remote{link: r.Link}
+				m.peer, w.remote = &remote{link: r.Link}, true
 			}
 		}
 	}
@@ -114,14 +119,52 @@ func (w *worker) post(op Op, done func(error)) {
 		done(fmt.Errorf("%s %d: %w", op.Kind, op.Seq, err))
 		return
 	}
-	w.signal()
+	w.rouse()
 }
 
-// ping wakes the worker if it has something to wait for.
+// rouse lets the next operation begin where it belongs.
+func (w *worker) rouse() {
+	w.mu.Lock()
+	small := len(w.tasks) > 0 && w.small(&w.tasks[0].op)
+	w.mu.Unlock()
+	if small {
+		w.goOn()
+	} else {
+		w.signal()
+	}
+}
+
+// ping lets the operation that runs look again.
 func (w *worker) ping() {
+	if w.inline.runs.Load() {
+		w.goOn()
+	}
 	if w.busy.Load() {
 		w.signal()
 	}
+}
+
+// dequeue returns the next operation if none runs and it is, or is not, a small one.
+func (w *worker) dequeue(small bool) (t task, ok bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.taken || w.ended != nil || len(w.tasks) == 0 || w.small(&w.tasks[0].op) != small {
+		return task{}, false
+	}
+	t, w.tasks, w.taken = w.tasks[0], w.tasks[1:], true
+	return t, true
+}
+
+// perform runs an operation that was dequeued, with the coroutine's yield if it is a small one.
+func (w *worker) perform(t task, yield func(struct{}) bool) {
+	w.yield = yield
+	err := w.execute(&t.op)
+	w.yield = nil
+	w.waiting.Store(nil)
+	w.mu.Lock()
+	w.taken = false
+	w.mu.Unlock()
+	t.done(err)
 }
 
 func (w *worker) signal() {
@@ -134,31 +177,28 @@ func (w *worker) signal() {
 func (w *worker) run() {
 	defer w.end()
 	for {
-		w.mu.Lock()
-		var t task
-		if len(w.tasks) > 0 {
-			t = w.tasks[0]
-			w.tasks = w.tasks[1:]
-		}
-		w.mu.Unlock()
-		if t.done == nil {
+		t, ok := w.dequeue(false)
+		if !ok {
 			select {
 			case <-w.wake:
+				if w.inline.again.Load() {
+					w.goOn()
+				}
 				continue
 			case <-w.f.stop:
 				return
 			}
 		}
 		w.busy.Store(true)
-		err := w.execute(&t.op)
+		w.perform(t, nil)
 		w.busy.Store(false)
-		w.waiting.Store(nil)
-		t.done(err)
+		w.rouse() // the next one may be small
 	}
 }
 
 // end answers what is still queued.
 func (w *worker) end() {
+	w.endInline()
 	w.board.clear()
 	w.mu.Lock()
 	w.ended = fmt.Errorf("generation %s: %w", w.f.gen, phalanx.ErrRevoked)
@@ -256,6 +296,7 @@ const (
 // that a revoke is obeyed within a chunk. missing names the ranks that the operation waits for.
 func (w *worker) drive(step func() (state, error), missing func() []phalanx.Rank) error {
 	var timer *time.Timer
+	var since time.Time // of what keeps the operation stuck
 	for {
 		if w.revoked() {
 			return phalanx.ErrRevoked
@@ -271,14 +312,23 @@ func (w *worker) drive(step func() (state, error), missing func() []phalanx.Rank
 			}
 		}
 		if s == stuck && err == nil {
-			if timer == nil {
-				timer = time.NewTimer(w.f.e.o.Timeout)
-				defer timer.Stop()
-			} else {
-				timer.Reset(w.f.e.o.Timeout)
+			if since.IsZero() || w.yield == nil {
+				since = time.Now()
+				w.waiting.Store(&Waiting{Group: w.index, Kind: w.op.Kind, Seq: w.op.Seq, Since: since, Ranks: missing()})
 			}
-			w.waiting.Store(&Waiting{Group: w.index, Kind: w.op.Kind, Seq: w.op.Seq, Since: time.Now(), Ranks: missing()})
-			err = w.sleep(timer)
+			if w.yield != nil {
+				err = w.pause(since)
+			} else {
+				if timer == nil {
+					timer = time.NewTimer(w.f.e.o.Timeout)
+					defer timer.Stop()
+				} else {
+					timer.Reset(w.f.e.o.Timeout)
+				}
+				err = w.sleep(timer)
+			}
+		} else {
+			since = time.Time{}
 		}
 		if len(w.locals) > 0 {
 			w.board.store(wordSleeping, 0)
@@ -296,8 +346,12 @@ func (w *worker) sleep(timer *time.Timer) error {
 	case <-w.f.stop:
 		return phalanx.ErrRevoked
 	case <-timer.C:
-		return fmt.Errorf("waited %s for ranks %v: %w", w.f.e.o.Timeout, w.waiting.Load().Ranks, ErrDeadline)
+		return w.late()
 	}
+}
+
+func (w *worker) late() error {
+	return fmt.Errorf("waited %s for ranks %v: %w", w.f.e.o.Timeout, w.waiting.Load().Ranks, ErrDeadline)
 }
 
 // peersFailed returns an error when a member gave up in this generation or its link broke.
