@@ -17,6 +17,7 @@ FUZZTIME ?= 1m
 # How long `make soak` trains.
 export SOAK ?= 2h
 SEEDS ?= 100
+PARTITIONS ?= 10m
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
 
 # Newer amd64 levels let the compiler fuse a product and a sum, which changes bits: all builds of a job use the same level.
@@ -103,6 +104,10 @@ explore: ## visit every state of 3 members, 2 steps and 2 faults; EXPLOREFLAGS='
 .PHONY: soak
 soak: build ## train for SOAK (2h) under kills, stops, drains and resizes; fail on other results, lost state, and what grows
 	scripts/soak.sh
+
+.PHONY: partitions
+partitions: ## break the network between four hosts in random ways for PARTITIONS (10m); as root
+	$(GO) test -tags partitions -v -run 'TestLong' -vet=off -timeout=90m ./chaos/netns -lasts $(PARTITIONS) $(TESTFLAGS)
 
 .PHONY: fuzz
 fuzz: ## run every fuzz target for FUZZTIME (1m); docs/fuzzing.md lists them

@@ -29,6 +29,8 @@ const (
 	Sealed EvidenceKind = "sealed"
 	// Unreachable: the leader has no connection to the member and nothing proves its death.
 	Unreachable EvidenceKind = "unreachable"
+	// CutOff: the member and another one of its world do not reach each other, although the leader hears both.
+	CutOff EvidenceKind = "cut_off"
 	// GossipDead: memberlist says dead. A hint only.
 	GossipDead EvidenceKind = "gossip_dead"
 	// HealFailed: the state read from donors did not verify, or its reading broke off.

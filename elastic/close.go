@@ -197,7 +197,7 @@ func (p Planner) outside(s *State, f *Facts, floor Floor, states ...MemberState)
 		if x == nil || x.Incarnation != m.Incarnation || !x.Connected || x.Dead || x.Silent || !x.Possession.Trainer || x.Failed {
 			continue
 		}
-		if x.Leaving && m.State != Draining {
+		if x.Leaving && m.State != Draining || x.Apart && m.State != Draining { // who leaves still serves
 			continue
 		}
 		c := candidate{Incarnate: m.Incarnate, coordinate: x.Possession.held(floor)}
@@ -214,7 +214,7 @@ func accused(evidence []phalanx.Evidence, who phalanx.Incarnate) bool {
 			return false
 		}
 		switch e.Kind {
-		case phalanx.TrainerExited, phalanx.HostSilent, phalanx.Stalled, phalanx.Hung, phalanx.NotReady, phalanx.HealFailed:
+		case phalanx.TrainerExited, phalanx.HostSilent, phalanx.Stalled, phalanx.Hung, phalanx.NotReady, phalanx.CutOff, phalanx.HealFailed:
 			return true
 		default:
 			return false

@@ -45,7 +45,9 @@ type MemberFact struct {
 	// Silent: no answer by its deadline (1 s; its grace included).
 	Silent bool
 	// InGrace: the daemon died beside a living trainer and may still come back.
-	InGrace  bool
+	InGrace bool
+	// Apart: outside of the world, and it would not be reached by all who are in it.
+	Apart    bool
 	Failed   bool               // gave up starting its trainer
 	Leaving  bool               // asked to leave by its host
 	Finished bool               // its trainer wrote done for the last step and has ended

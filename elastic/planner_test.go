@@ -149,6 +149,29 @@ func TestHungIsEvicted(t *testing.T) {
 	}
 }
 
+// TestCutOffIsEvicted although it lives and answers: it and another cannot be in one world.
+func TestCutOffIsEvicted(t *testing.T) {
+	s := plant(t, 1, 3, 2, "a/0", "b/0", "c/0")
+	b := s.member("b/0")
+	b.evidence = []phalanx.Evidence{{Kind: phalanx.CutOff, About: b.me, Source: "a/0"}}
+	rest(t, s)
+	if got := seats(s.state()); got != "a/0 c/0" {
+		t.Errorf("the world is %s", got)
+	}
+}
+
+// TestApartWaitsOutside: who would not be reached in the world is not taken into it, neither for the lost nor to grow it.
+func TestApartWaitsOutside(t *testing.T) {
+	s := plant(t, 1, 2, 2, "a/0", "b/0", "c/0")
+	for _, apart := range []bool{true, false} {
+		f := s.facts()
+		f.Fact("c/0").Apart = apart
+		if got := len(s.planner.spares(s.state(), f, s.state().Floor)); (got == 0) != apart {
+			t.Errorf("apart %v: %d spares", apart, got)
+		}
+	}
+}
+
 // TestDoneWithoutTheDead: what a member had is published, so its death after the last step keeps nobody from the end.
 func TestDoneWithoutTheDead(t *testing.T) {
 	s := plant(t, 1, 2, 20, "a/0", "b/0")

@@ -41,6 +41,7 @@ type arbiter struct {
 	formedAt time.Time // when the current generation was applied here
 	progress int64     // sum of heal progress, to tell slow from stuck
 	movedAt  time.Time
+	cutAt    time.Time // when members of the current generation were first heard of that do not reach each other
 }
 
 // memberView is what the leader has seen of one member.
@@ -51,7 +52,7 @@ type memberView struct {
 	peer   Peer
 	report *Report
 	heard  time.Time
-	since  time.Time // when the connection began: a daemon that took over has to form the generation again
+	since  time.Time // when this daemon was first heard: one that took over has to form the generation again
 	// granted is when it was last given a lease; zero: never since the election.
 	granted time.Time
 	lost    time.Time // when the connection ended, or the election if there never was one
@@ -162,8 +163,7 @@ func (a *arbiter) connect(s *downstream) string {
 	if v.conn != nil {
 		v.conn.close() // the same daemon dialled again, or its successor did
 	}
-	v.conn, v.peer, v.heard, v.lost = s, s.peer, time.Now(), time.Time{}
-	v.since = v.heard
+	v.connected(s, time.Now())
 	if a.d.roster.learn([]Peer{s.peer}) {
 		a.tellRoster()
 	} else {
@@ -173,6 +173,16 @@ func (a *arbiter) connect(s *downstream) string {
 		s.send(&Message{Seal: &SealAsk{a.d.state.World.Generation, a.round.Boundary}})
 	}
 	return ""
+}
+
+// connected notes a stream. Only another daemon's begins anew with its deadlines: a connection that comes and goes would
+// otherwise never reach one.
+func (v *memberView) connected(s *downstream, now time.Time) {
+	old := v.peer
+	if v.since.IsZero() || old.DaemonPID != s.peer.DaemonPID || old.BootID != s.peer.BootID || old.Incarnate != s.peer.Incarnate {
+		v.since = now
+	}
+	v.conn, v.peer, v.heard, v.lost = s, s.peer, now, time.Time{}
 }
 
 func (a *arbiter) tellRoster() {
@@ -280,6 +290,7 @@ func (a *arbiter) stateChanged(old, s *elastic.State) {
 	if old == nil || old.World.Generation != s.World.Generation {
 		a.round, a.roundAt, a.store = elastic.Round{}, time.Time{}, elastic.StoreFact{}
 		a.formedAt, a.movedAt, a.progress = now, now, 0
+		a.cutAt = time.Time{}
 		for _, v := range a.members {
 			v.answer, v.first, v.unready = nil, nil, nil
 		}

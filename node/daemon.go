@@ -397,6 +397,8 @@ func (d *Daemon) serve(dir string) {
 	d.ends.Go(func() { d.acceptStreams(d.listener.Of(ProtoStream)) })
 	d.ends.Go(func() { d.peers.accept(d.listener.Of(ProtoPeer), ProtoPeer) })
 	d.ends.Go(func() { d.peers.accept(d.listener.Of(ProtoData), ProtoData) })
+	d.ends.Go(func() { d.answerTrials(d.listener.Of(ProtoTryPeer)) })
+	d.ends.Go(func() { d.answerTrials(d.listener.Of(ProtoTryData)) })
 	start := DaemonFile{Incarnate: d.life.who, Socket: d.paths.Socket(d.cfg.Index), Addr: d.addr()}
 	start.PID, start.Start = d.paths.system.Self()
 	if err := writeJSON(d.paths.DaemonFile(d.cfg.Index), start); err != nil {

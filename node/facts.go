@@ -74,6 +74,7 @@ func (a *arbiter) facts(now time.Time) *elastic.Facts {
 	}
 	a.stop = f.Stop
 	slices.SortFunc(f.Members, func(x, y elastic.MemberFact) int { return phalanx.CompareMemberIDs(x.Member, y.Member) })
+	a.judgeCuts(f, now)
 	f.JoinClosed = now.Sub(a.since) > joinWindow
 	return f
 }
@@ -105,7 +106,7 @@ func (a *arbiter) leaseOut(now time.Time) bool {
 // fact is what is known about one member. A member that never spoke to this leader is judged by its siblings' kernel alone.
 func (a *arbiter) fact(v *memberView, now time.Time) (elastic.MemberFact, bool) {
 	d := a.d
-	m := elastic.MemberFact{Host: v.id.Host(), Connected: v.local || v.conn != nil, Answer: v.answer}
+	m := elastic.MemberFact{Host: v.id.Host(), Connected: v.local || v.conn != nil, Answer: v.answer, Apart: a.apart(v)}
 	m.Member = v.id
 	seat := d.state.World.SeatOf(v.id)
 	known := d.state.Member(v.id)
@@ -158,7 +159,7 @@ func (a *arbiter) fact(v *memberView, now time.Time) (elastic.MemberFact, bool) 
 // ofGeneration reports whether evidence of this kind is against what happened in one generation, rather than against a process.
 func ofGeneration(k phalanx.EvidenceKind) bool {
 	switch k {
-	case phalanx.VotedNotOK, phalanx.DigestsUnequal, phalanx.HealFailed, phalanx.Unreachable, phalanx.Sealed, phalanx.NotReady:
+	case phalanx.VotedNotOK, phalanx.DigestsUnequal, phalanx.HealFailed, phalanx.Unreachable, phalanx.Sealed, phalanx.NotReady, phalanx.CutOff:
 		return true
 	case phalanx.TrainerExited, phalanx.DaemonExited, phalanx.HostSilent, phalanx.Stalled, phalanx.Hung, phalanx.GossipDead, phalanx.Asked:
 	}

@@ -95,6 +95,7 @@ type Report struct {
 	TrainerPID int                  `json:"trainer_pid"`
 	Evidence   []phalanx.Evidence   `json:"evidence,omitempty"`
 	Siblings   []Sibling            `json:"siblings,omitempty"`
+	Cut        []phalanx.MemberID   `json:"cut,omitempty"`          // members of the world that it does not reach
 	Healed     int64                `json:"healed_bytes,omitempty"` // progress of a heal
 	HealTotal  int64                `json:"heal_total_bytes,omitempty"`
 	HealRate   float64              `json:"heal_rate,omitempty"` // bytes a second

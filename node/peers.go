@@ -25,6 +25,7 @@ import (
 type peerLinks struct {
 	d       *Daemon
 	serving *serving
+	reach   *reach
 	http    *http.Client
 
 	mu     sync.Mutex
@@ -57,7 +58,7 @@ type dataLink struct {
 }
 
 func newPeerLinks(d *Daemon) *peerLinks {
-	return &peerLinks{d: d, serving: newServing(d), http: d.apiClient(), votes: map[phalanx.MemberID]*voteLink{}, data: map[phalanx.MemberID]*dataLink{},
+	return &peerLinks{d: d, serving: newServing(d), reach: newReach(), http: d.apiClient(), votes: map[phalanx.MemberID]*voteLink{}, data: map[phalanx.MemberID]*dataLink{},
 		fresh: make(chan struct{}), heard: map[phalanx.MemberID]peerVote{}}
 }
 
@@ -119,6 +120,7 @@ func (p *peerLinks) sendVotes(id phalanx.MemberID, l *voteLink) {
 	d := p.d
 	for l.ctx.Err() == nil {
 		peer, ok := d.roster.peer(id)
+		began := time.Now()
 		var conn *tls.Conn
 		err := errors.New("no address")
 		if ok {
@@ -126,6 +128,7 @@ func (p *peerLinks) sendVotes(id phalanx.MemberID, l *voteLink) {
 			conn, err = d.listener.Dial(ctx, peer.Addr, ProtoPeer)
 			cancel()
 		}
+		p.dialled(id, l, began, err)
 		if err != nil {
 			select {
 			case <-time.After(50 * time.Millisecond):
@@ -135,6 +138,19 @@ func (p *peerLinks) sendVotes(id phalanx.MemberID, l *voteLink) {
 		}
 		p.pumpVotes(conn, l)
 		conn.Close()
+	}
+}
+
+// dialled notes how an attempt to connect for votes has ended, while the link is wanted.
+func (p *peerLinks) dialled(id phalanx.MemberID, l *voteLink, began time.Time, err error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	switch {
+	case p.votes[id] != l || l.ctx.Err() != nil:
+	case err == nil:
+		p.reach.reached(id, ProtoPeer)
+	default:
+		p.reach.failed(id, ProtoPeer, began)
 	}
 }
 
@@ -243,6 +259,7 @@ func (p *peerLinks) takeData(id phalanx.MemberID, c net.Conn) {
 		p.data[id] = &dataLink{link: link}
 		close(p.fresh)
 		p.fresh = make(chan struct{})
+		p.reach.reached(id, ProtoData)
 	}
 	p.mu.Unlock()
 	if closed {
@@ -282,10 +299,14 @@ func (p *peerLinks) dialData(ctx context.Context, who phalanx.Incarnate) (*host.
 	if !ok {
 		return nil, fmt.Errorf("the address of %s is not known", who.Member)
 	}
-	ctx, cancel := context.WithTimeout(ctx, 3*time.Second)
+	began := time.Now()
+	within, cancel := context.WithTimeout(ctx, cutAfter)
 	defer cancel()
-	c, err := p.d.listener.Dial(ctx, peer.Addr, ProtoData)
+	c, err := p.d.listener.Dial(within, peer.Addr, ProtoData)
 	if err != nil {
+		if ctx.Err() == nil { // the formation is still wanted
+			p.reach.failed(who.Member, ProtoData, began)
+		}
 		return nil, err
 	}
 	p.takeData(who.Member, c)
@@ -303,6 +324,7 @@ func (p *peerLinks) keep(w *phalanx.World) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	in := w.SeatOf(p.d.me()) != nil
+	p.reach.keep(w, in)
 	for id, l := range p.votes {
 		if !in || w.SeatOf(id) == nil {
 			delete(p.votes, id)

@@ -14,6 +14,9 @@ var dscps = map[string]uint8{
 	ProtoAPI:    18, // AF21
 	ProtoGossip: 16, // CS2
 	ProtoData:   10, // AF11
+
+	ProtoTryPeer: 32, // as what they try
+	ProtoTryData: 10,
 }
 
 // DSCP is the differentiated services code point of the packets of a protocol.

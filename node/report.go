@@ -36,6 +36,11 @@ func (d *Daemon) sendReport(now time.Time) {
 	if d.heal != nil {
 		r.Healed, r.HealTotal, r.HealRate = d.heal.bytes.Load(), d.heal.total, d.heal.rate()
 	}
+	if w := &d.state.World; w.SeatOf(d.me()) != nil {
+		r.Cut = d.peers.reach.cut(now)
+	} else if d.plain == nil {
+		r.Cut = d.peers.reach.apart(w, d.cfg.Host, now)
+	}
 	r.StepNS = int64(d.steps.slowest())
 	r.Evidence = d.reportedEvidence(now)
 	if d.plain != nil {

@@ -75,12 +75,18 @@ type run struct {
 // newCluster makes hosts. Tests over namespaces run beside each other: mostly they wait.
 func newCluster(t *testing.T, nproc, steps int, names ...string) *cluster {
 	t.Helper()
+	return newClusterBeside(t, nproc, steps, len(names), names...)
+}
+
+// newClusterBeside makes hosts of which only the first ones are the job's.
+func newClusterBeside(t *testing.T, nproc, steps, own int, names ...string) *cluster {
+	t.Helper()
 	t.Parallel()
 	n, err := netns.New(names...)
 	if err != nil {
 		t.Fatalf("%d hosts: %v (PHALANX_NETNS=off leaves this test out)", len(names), err)
 	}
-	c := &cluster{t: t, net: n, hosts: slices.Clone(n.Hosts), nproc: nproc, steps: steps, dir: t.TempDir()}
+	c := &cluster{t: t, net: n, hosts: slices.Clone(n.Hosts[:own]), nproc: nproc, steps: steps, dir: t.TempDir()}
 	c.watch = newWatch(c)
 	t.Cleanup(func() {
 		c.watch.end()
@@ -198,7 +204,7 @@ func (c *cluster) done(r *run) {
 func (c *cluster) finish(runs ...*run) {
 	c.t.Helper()
 	if len(runs) == 0 {
-		runs = c.runs
+		runs = slices.Clone(c.runs)
 	}
 	for _, r := range runs {
 		c.done(r)

@@ -13,46 +13,61 @@ import (
 	"phalanx/node"
 )
 
-// trains waits until a world of the members of these hosts trains beyond a step, as one of the hosts says.
-func (c *cluster) trains(beyond phalanx.Step, hosts ...*netns.Host) *node.Status {
+// without breaks the network by filters and waits until the job trains without one of its hosts, as another one says, for long
+// enough to see that it stays outside. Then it mends the network and waits until all train together. Everyone else keeps its
+// trainer. It returns the host that was left out.
+func (c *cluster) without(asked *netns.Host, what string, filters ...netns.Filter) *netns.Host {
 	c.t.Helper()
-	want := c.members(hosts...)
-	return c.until(hosts[0], fmt.Sprintf("%v train beyond step %d", want, beyond), func(s *node.Status) bool {
-		return s.Fresh && s.Phase == "running" && sameMembers(s.World, want) && s.Step > beyond
+	before := c.whole(0)
+	c.filter(filters...)
+	broke := time.Now()
+	on := c.until(asked, "training goes on without a host: "+what, func(s *node.Status) bool {
+		return s.Fresh && s.Phase == "running" && len(s.World) == c.nproc*(len(c.hosts)-1) && s.Step > before.Step+3
 	})
+	i := slices.IndexFunc(c.hosts, func(h *netns.Host) bool {
+		return !slices.ContainsFunc(on.World, func(id phalanx.MemberID) bool { return id.Host() == h.Name })
+	})
+	off := c.hosts[i]
+	c.t.Logf("%s: host %s is left out of generation %d, the others train %.1f s later", what, off.Name, on.Generation, time.Since(broke).Seconds())
+	later := c.until(asked, "the others train on", func(s *node.Status) bool { return s.Fresh && s.Step > on.Step+20 })
+	if later.Generation != on.Generation {
+		c.t.Errorf("%s: generation %d became %d while nothing changed", what, on.Generation, later.Generation)
+	}
+	c.filter()
+	after := c.whole(later.Step)
+	c.survived(before, after, c.members(c.others(off)...)...)
+	return off
 }
 
-func sameMembers(a, b []phalanx.MemberID) bool {
-	a, b = slices.Clone(a), slices.Clone(b)
-	slices.SortFunc(a, phalanx.CompareMemberIDs)
-	slices.SortFunc(b, phalanx.CompareMemberIDs)
-	return slices.Equal(a, b)
-}
-
-// TestP2MinorityOfThree cuts one of three hosts off, first one without the leader and then the leader's.
+// TestP2MinorityOfThree cuts one of three hosts off, first one without the leader and then the leader's. It commits nothing and
+// knows that it knows nothing.
 func TestP2MinorityOfThree(t *testing.T) {
 	c := newCluster(t, 1, 200, "a", "b", "c")
-	before := c.begin()
+	c.begin()
 	c.voters(1, 1, 1)
 	for _, leads := range []bool{false, true} {
-		s := c.whole(before.Step)
-		leader := c.host(s.Leader)
-		off := leader
+		s := c.whole(0)
+		off := c.host(s.Leader)
 		if !leads {
-			off = c.others(leader)[0]
+			off = c.others(off)[0]
 		}
 		rest := c.others(off)
-		t.Logf("step %d: host %s is cut off, %s leads", s.Step, off.Name, s.Leader)
-		cut := time.Now()
-		c.filter(netns.Split([]*netns.Host{off}, rest)...)
-		on := c.trains(s.Step+3, rest...)
-		t.Logf("the others train %.1f s later", time.Since(cut).Seconds())
-		c.survived(s, on, c.members(rest...)...)
-		c.until(off, "the minority knows no leader", func(s *node.Status) bool { return !s.Fresh })
-		c.trains(on.Step+10, rest...)
-		c.filter()
-		before = c.whole(on.Step + 10)
-		c.survived(s, before, c.members(rest...)...)
+		stale := make(chan bool, 1)
+		go func() { // ends with its patience
+			for end := time.Now().Add(patience); time.Now().Before(end); time.Sleep(pollTime) {
+				if s, err := c.watch.ask(off); err == nil && !s.Fresh && s.Leader == "" {
+					stale <- true
+					return
+				}
+			}
+			stale <- false
+		}()
+		if got := c.without(rest[0], fmt.Sprintf("host %s is cut off, %s leads", off.Name, s.Leader), netns.Split([]*netns.Host{off}, rest)...); got != off {
+			t.Errorf("host %s was left out", got.Name)
+		}
+		if !<-stale {
+			t.Errorf("host %s never said that it knows no leader", off.Name)
+		}
 	}
 	c.finish()
 }
@@ -65,11 +80,86 @@ func TestP2NoMajority(t *testing.T) {
 	c.voters(1, 1, 1)
 	s := c.whole(10)
 	c.filter(netns.Split(c.hosts[:1], c.hosts[1:2], c.hosts[2:])...)
+	var newest phalanx.Step
 	for _, h := range c.hosts {
-		c.until(h, "it knows no leader", func(s *node.Status) bool { return !s.Fresh && s.Leader == "" })
+		s := c.until(h, "it knows no leader", func(s *node.Status) bool { return !s.Fresh && s.Leader == "" })
+		newest = max(newest, s.Step)
+	}
+	for _, h := range c.hosts {
+		if s, err := c.watch.ask(h); err != nil || s.Fresh || s.Step > newest {
+			t.Errorf("host %s alone: %+v, %v", h.Name, s, err)
+		}
 	}
 	c.filter()
-	after := c.whole(s.Step + 5)
+	after := c.whole(newest)
 	c.survived(s, after, c.members(c.hosts...)...)
+	c.finish()
+}
+
+// TestP2OneWay drops what one host says to another, for each direction between the leader and another host, and between two that
+// do not lead. TCP needs both directions: the pair is broken, and one of the two is left out.
+func TestP2OneWay(t *testing.T) {
+	c := newCluster(t, 1, 300, "a", "b", "c")
+	c.begin()
+	c.voters(1, 1, 1)
+	one := func(h *netns.Host) []*netns.Host { return []*netns.Host{h} }
+	for _, way := range []string{"from the leader", "to the leader", "between two others"} {
+		l := c.host(c.whole(0).Leader)
+		rest := c.others(l)
+		from, to := l, rest[0]
+		switch way {
+		case "to the leader":
+			from, to = to, from
+		case "between two others":
+			from = rest[1]
+		}
+		if off := c.without(l, fmt.Sprintf("%s: %s to %s", way, from.Name, to.Name), netns.Filter{From: one(from), To: one(to)}); off != from && off != to {
+			t.Errorf("%s: host %s was left out", way, off.Name)
+		}
+	}
+	c.finish()
+}
+
+// TestP2OnePair cuts two hosts off from each other that the leader hears both. No world can hold both.
+func TestP2OnePair(t *testing.T) {
+	c := newCluster(t, 2, 150, "a", "b", "c")
+	c.begin()
+	l := c.host(c.whole(0).Leader)
+	rest := c.others(l)
+	if off := c.without(l, "a pair is cut", netns.Split(rest[:1], rest[1:])...); off == l {
+		t.Errorf("the leader's host was left out")
+	}
+	c.finish()
+}
+
+// TestP2Planes cuts one kind of connection of one host, told apart by the marks of the packets: the control plane of a host that
+// does not lead and of one that does, the collectives, the votes.
+func TestP2Planes(t *testing.T) {
+	c := newCluster(t, 1, 400, "a", "b", "c")
+	c.begin()
+	c.voters(1, 1, 1)
+	control := []uint8{node.DSCP(node.ProtoRaft), node.DSCP(node.ProtoStream), node.DSCP(node.ProtoGossip)}
+	for _, plane := range []struct {
+		what  string
+		marks []uint8
+		leads bool
+	}{
+		{"control plane", control, false},
+		{"control plane of the leader", control, true},
+		{"collectives", []uint8{node.DSCP(node.ProtoData)}, false},
+		{"votes", []uint8{node.DSCP(node.ProtoPeer)}, false},
+	} {
+		off := c.host(c.whole(0).Leader)
+		if !plane.leads {
+			off = c.others(off)[0]
+		}
+		asked := c.others(off)[0]
+		if !plane.leads {
+			asked = c.host(c.whole(0).Leader)
+		}
+		if got := c.without(asked, plane.what+" of host "+off.Name, netns.Filter{From: []*netns.Host{off}, DSCP: plane.marks}.Both()...); got != off {
+			t.Errorf("%s of host %s was cut and host %s left out", plane.what, off.Name, got.Name)
+		}
+	}
 	c.finish()
 }
