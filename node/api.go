@@ -376,6 +376,18 @@ func (d *Daemon) publishView(now time.Time) {
 	d.view.Store(v)
 }
 
+// ownStatus adds what this daemon knows of its own life, if that is the one that the log knows: after a reboot the next one has
+// begun before the log removes the last.
+func (d *Daemon) ownStatus(out *MemberStatus) {
+	if d.life.who.Incarnation != out.Incarnation {
+		return
+	}
+	out.TrainerPID, out.Local = d.life.helloPID, d.life.machine.State().String()
+	if d.life.died != nil {
+		out.TrainerPID = 0
+	}
+}
+
 func (d *Daemon) memberStatus(m *elastic.Member, servers []consensus.Server) MemberStatus {
 	out := MemberStatus{Member: m.Member, Incarnation: m.Incarnation, Host: m.Host, Rank: -1, State: m.State.String(), Role: "watcher", Slots: []int{}, Why: m.Why}
 	if seat := d.state.World.SeatOf(m.Member); seat != nil && seat.Incarnation == m.Incarnation {
@@ -388,10 +400,8 @@ func (d *Daemon) memberStatus(m *elastic.Member, servers []consensus.Server) Mem
 	if m.Member == d.me() {
 		server = d.raft.ServerID()
 		out.DaemonPID, _ = d.paths.system.Self()
-		out.TrainerPID, out.Local, out.Step = d.life.helloPID, d.life.machine.State().String(), d.committed()
-		if d.life.died != nil {
-			out.TrainerPID = 0
-		}
+		out.Step = d.committed()
+		d.ownStatus(&out)
 	}
 	for _, s := range servers {
 		if s.ID == server {

@@ -26,3 +26,15 @@ func TestDeadTrainersHaveNoPID(t *testing.T) {
 		t.Fatalf("a dead trainer is pid %d", got.TrainerPID)
 	}
 }
+
+// The status of a life that the log still knows does not show the trainer of the next one.
+func TestStatusOfALifeHasItsOwnTrainer(t *testing.T) {
+	d := lone(t)
+	for _, n := range []phalanx.Incarnation{1, 2} {
+		out := MemberStatus{Member: d.me(), Incarnation: n}
+		d.ownStatus(&out)
+		if mine := n == d.life.who.Incarnation; (out.TrainerPID == d.life.helloPID) != mine || (out.Local != "") != mine {
+			t.Errorf("life %d is shown with trainer %d, %q; this daemon's is life %d", n, out.TrainerPID, out.Local, d.life.who.Incarnation)
+		}
+	}
+}

@@ -36,13 +36,14 @@ func TestFilters(t *testing.T) {
 	for _, x := range []struct {
 		what    string
 		filters []netns.Filter
-		// how many of 200 come: from a to b, back, from c to b, and with the mark 10 from a to b
+		// How many of 200 come: from a to b, back, from c to b, and with the mark 10 from a to b. -1: it depends on whether b
+		// still knows the hardware address of a, whose answer is dropped.
 		ab, ba, cb, marked int
 	}{
 		{"nothing", nil, 200, 200, 200, 200},
-		{"one way", []netns.Filter{{From: only(a), To: only(b)}}, 0, 200, 200, 0},
+		{"one way", []netns.Filter{{From: only(a), To: only(b)}}, 0, -1, 200, 0},
 		{"both ways", netns.Split(only(a), only(b, c)), 0, 0, 200, 0},
-		{"into b", []netns.Filter{{To: only(b)}}, 0, 200, 0, 0},
+		{"into b", []netns.Filter{{To: only(b)}}, 0, -1, 0, 0},
 		{"marked", []netns.Filter{{DSCP: []uint8{10, 34}}}, 200, 200, 200, 0},
 		{"a third", []netns.Filter{{From: only(a), Percent: 33}}, 134, 200, 200, 134},
 	} {
@@ -55,6 +56,9 @@ func TestFilters(t *testing.T) {
 			dscp     uint8
 			want     int
 		}{{"a to b", a, b, 0, x.ab}, {"b to a", b, a, 0, x.ba}, {"c to b", c, b, 0, x.cb}, {"a to b, marked", a, b, 10, x.marked}} {
+			if way.want < 0 {
+				continue
+			}
 			got := talk(t, way.from, way.to, way.dscp, 200)
 			off := max(got-way.want, way.want-got)
 			if off > 0 && (x.filters == nil || x.filters[0].Percent == 0) || off > 45 { // seven times the deviation of the draws

@@ -30,7 +30,7 @@ func (c *cluster) flap(seed uint64, times int) {
 
 // TestP1Flaps: a network that comes and goes restarts nobody whom the world did not lose first, and each loss is explained.
 func TestP1Flaps(t *testing.T) {
-	c := newCluster(t, 1, 200, "a", "b", "c")
+	c := newCluster(t, 1, 120, "a", "b", "c")
 	c.begin()
 	c.voters(1, 1, 1)
 	s := c.whole(0)
@@ -41,7 +41,7 @@ func TestP1Flaps(t *testing.T) {
 
 // TestP1Loss loses packets of all hosts, up to every third.
 func TestP1Loss(t *testing.T) {
-	c := newCluster(t, 1, 200, "a", "b", "c")
+	c := newCluster(t, 1, 100, "a", "b", "c")
 	c.begin()
 	c.voters(1, 1, 1)
 	var s phalanx.Step

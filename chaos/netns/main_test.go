@@ -28,9 +28,9 @@ func TestMain(m *testing.M) {
 		fmt.Fprintln(os.Stderr, "netns: PHALANX_NETNS=off: nothing was tested")
 		return
 	}
-	// The tests wait more than they compute, each in a network of its own: four at a time leave the cores room.
+	// The tests wait more than they compute, each in a network of its own: six at a time leave the cores room.
 	flag.Parse()
-	if err := flag.Set("test.parallel", "4"); err != nil {
+	if err := flag.Set("test.parallel", "6"); err != nil {
 		panic(err)
 	}
 	code, err := build(m.Run)
