@@ -95,7 +95,10 @@ func (p Planner) formation(s *State, f *Facts, evidence []phalanx.Evidence, answ
 	if initial(floor.Label(0)) {
 		c.Source = Source{Kind: FromSeed}
 	}
-	c.Cause = cause(c.Evictions, evidence)
+	if len(c.Evidence) == 0 && !f.Round.Planned {
+		c.Evidence = slices.Clone(f.Reasons) // it accuses nobody any more
+	}
+	c.Cause = cause(c.Evictions, c.Evidence)
 	c.Halt = p.halt(s, c)
 	return c, missing
 }

@@ -15,6 +15,9 @@ type Facts struct {
 	Leader  phalanx.MemberID
 	Members []MemberFact // by CompareMemberIDs, one per member that is connected or in the world
 	Round   Round
+	// Reasons are the evidence for which the round's seal was asked. It may be withdrawn before the round ends, and is the reason
+	// all the same.
+	Reasons []phalanx.Evidence
 	// Store says what the checkpoint store holds; Known is false until the leader has looked.
 	Store StoreFact
 	// JoinClosed: the window for the first world, or for growing one, is over; go on with those that are there.

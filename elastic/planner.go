@@ -16,6 +16,7 @@ type Ask struct {
 	Generation phalanx.Generation
 	Planned    bool
 	Boundary   phalanx.Step
+	Evidence   []phalanx.Evidence // why an ordinary seal is asked for
 }
 
 // Plan is the next thing that the leader does: ask for a seal, propose a command, or nothing yet.
@@ -73,7 +74,7 @@ func (p Planner) Plan(s *State, f *Facts) Plan {
 	// A seal that was asked for is final, whatever became of its reason. A halted world is sealed to be changed.
 	if len(evidence) > 0 || f.Round.Asked && !f.Round.Planned && s.Phase != Halted {
 		if !f.Round.Asked || f.Round.Planned {
-			return Plan{Ask: &Ask{Generation: s.World.Generation}, Why: evidence[0].String()}
+			return Plan{Ask: &Ask{Generation: s.World.Generation, Evidence: evidence}, Why: evidence[0].String()}
 		}
 		return p.close(s, f, evidence)
 	}

@@ -160,6 +160,29 @@ func TestCutOffIsEvicted(t *testing.T) {
 	}
 }
 
+// TestWithdrawnEvidenceIsTheReason: a seal that was asked for is final. When its evidence is gone by the end of the round nobody
+// is evicted for it, and the history says why there was another generation.
+func TestWithdrawnEvidenceIsTheReason(t *testing.T) {
+	s := plant(t, 1, 2, 2, "a/0", "b/0")
+	e := phalanx.Evidence{Kind: phalanx.HostSilent, About: s.member("b/0").me, Source: "a/0"}
+	f := s.facts()
+	f.Fact("b/0").Evidence = []phalanx.Evidence{e}
+	ask := s.planner.Plan(s.state(), f).Ask
+	if ask == nil || !reflect.DeepEqual(ask.Evidence, []phalanx.Evidence{e}) {
+		t.Fatalf("asks %+v", ask)
+	}
+	f = s.facts()
+	f.Round, f.Reasons = Round{Asked: true}, ask.Evidence
+	for i := range f.Members {
+		m := &f.Members[i]
+		m.Answer = &Answer{Incarnate: m.Incarnate, Generation: s.state().World.Generation, Possession: m.Possession}
+	}
+	c, ok := s.planner.Plan(s.state(), f).Command.(FormGeneration)
+	if !ok || len(c.Evictions) != 0 || c.World.Size() != 2 || !reflect.DeepEqual(c.Evidence, ask.Evidence) || c.Cause != e.String() {
+		t.Errorf("forms %+v", c)
+	}
+}
+
 // TestApartWaitsOutside: who would not be reached in the world is not taken into it, neither for the lost nor to grow it.
 func TestApartWaitsOutside(t *testing.T) {
 	s := plant(t, 1, 2, 2, "a/0", "b/0", "c/0")

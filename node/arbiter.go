@@ -24,8 +24,9 @@ type arbiter struct {
 	planner  elastic.Planner
 	round    elastic.Round
 	roundAt  time.Time
-	due      bool // something has happened that the planner may act on
-	busy     bool // a command is being proposed
+	due      bool               // something has happened that the planner may act on
+	reasons  []phalanx.Evidence // of the round
+	busy     bool               // a command is being proposed
 	retryAt  time.Time
 	store    elastic.StoreFact
 	looking  bool
@@ -288,7 +289,7 @@ func (a *arbiter) prove() {
 func (a *arbiter) stateChanged(old, s *elastic.State) {
 	now := time.Now()
 	if old == nil || old.World.Generation != s.World.Generation {
-		a.round, a.roundAt, a.store = elastic.Round{}, time.Time{}, elastic.StoreFact{}
+		a.round, a.roundAt, a.reasons, a.store = elastic.Round{}, time.Time{}, nil, elastic.StoreFact{}
 		a.formedAt, a.movedAt, a.progress = now, now, 0
 		a.cutAt = time.Time{}
 		for _, v := range a.members {
@@ -337,6 +338,7 @@ func (a *arbiter) ask(p elastic.Plan, facts *elastic.Facts) {
 	}
 	now := time.Now()
 	a.round, a.roundAt = elastic.Round{Asked: true, Planned: p.Ask.Planned, Boundary: p.Ask.Boundary}, now
+	a.reasons = p.Ask.Evidence
 	a.timing = timing{asked: now, seen: now}
 	for _, m := range facts.Members {
 		for _, e := range m.Evidence {

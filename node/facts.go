@@ -24,7 +24,7 @@ const kernelSilence = 600 * time.Millisecond
 // facts gathers what the planner may know, with deadlines turned into named facts.
 func (a *arbiter) facts(now time.Time) *elastic.Facts {
 	d := a.d
-	f := &elastic.Facts{Leader: d.me(), Round: a.round, Store: a.store, UnixNS: now.UnixNano(), LeaseOut: a.leaseOut(now), Stop: a.stop}
+	f := &elastic.Facts{Leader: d.me(), Round: a.round, Reasons: a.reasons, Store: a.store, UnixNS: now.UnixNano(), LeaseOut: a.leaseOut(now), Stop: a.stop}
 	if h := d.state.Halt; h != nil && h.Kind.Ends() {
 		f.Restarted = h.UnixNS < d.started()
 	}

@@ -32,6 +32,12 @@ func TestLongFlaps(t *testing.T) {
 	c.finish()
 }
 
+// TestLongPlanes cuts the planes that the short tests leave out.
+func TestLongPlanes(t *testing.T) {
+	c := newCluster(t, 1, 200, "a", "b", "c")
+	c.planes(plane{"control plane", control, false}, plane{"collectives of the leader", []uint8{node.DSCP(node.ProtoData)}, true})
+}
+
 // TestLongSequence breaks a network of four hosts in random ways, mends it for a moment and breaks it again. Training goes on
 // whenever all hosts hear each other for long enough, and ends as without any of it.
 func TestLongSequence(t *testing.T) {
@@ -74,7 +80,7 @@ func (c *cluster) drawBreak(draw *rand.Rand) (string, []netns.Filter) {
 		return strings.Join(words, "")
 	}
 	planes := map[string][]uint8{
-		"control": {node.DSCP(node.ProtoRaft), node.DSCP(node.ProtoStream), node.DSCP(node.ProtoGossip)},
+		"control": control,
 		"votes":   {node.DSCP(node.ProtoPeer)}, "data": {node.DSCP(node.ProtoData)}, "heals": {node.DSCP(node.ProtoAPI)},
 	}
 	plane := []string{"control", "votes", "data", "heals"}[draw.IntN(4)]

@@ -129,23 +129,34 @@ func TestP2OnePair(t *testing.T) {
 	c.finish()
 }
 
-// TestP2Planes cuts one kind of connection of one host, told apart by the marks of the packets: the control plane of a host that
-// does not lead and of one that does, the collectives, the votes.
+// plane is a kind of connection of one host, told apart by the marks of its packets.
+type plane struct {
+	what  string
+	marks []uint8
+	leads bool // the host
+}
+
+var control = []uint8{node.DSCP(node.ProtoRaft), node.DSCP(node.ProtoStream), node.DSCP(node.ProtoGossip)}
+
+// TestP2Planes cuts the control plane of the host that leads, then the collectives of another one.
 func TestP2Planes(t *testing.T) {
-	c := newCluster(t, 1, 300, "a", "b", "c")
+	c := newCluster(t, 1, 200, "a", "b", "c")
+	c.planes(plane{"control plane of the leader", control, true}, plane{"collectives", []uint8{node.DSCP(node.ProtoData)}, false})
+}
+
+// TestP2Votes cuts the votes of a host.
+func TestP2Votes(t *testing.T) {
+	c := newCluster(t, 1, 100, "a", "b", "c")
+	c.planes(plane{"votes", []uint8{node.DSCP(node.ProtoPeer)}, false})
+}
+
+// planes trains while one plane after the other is cut.
+func (c *cluster) planes(planes ...plane) {
+	t := c.t
+	t.Helper()
 	c.begin()
 	c.voters(1, 1, 1)
-	control := []uint8{node.DSCP(node.ProtoRaft), node.DSCP(node.ProtoStream), node.DSCP(node.ProtoGossip)}
-	for _, plane := range []struct {
-		what  string
-		marks []uint8
-		leads bool
-	}{
-		{"control plane", control, false},
-		{"control plane of the leader", control, true},
-		{"collectives", []uint8{node.DSCP(node.ProtoData)}, false},
-		{"votes", []uint8{node.DSCP(node.ProtoPeer)}, false},
-	} {
+	for _, plane := range planes {
 		off := c.host(c.whole(0).Leader)
 		if !plane.leads {
 			off = c.others(off)[0]
