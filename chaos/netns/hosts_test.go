@@ -52,6 +52,10 @@ func TestP1TwoHosts(t *testing.T) {
 		return n.Phase == "running" && len(n.World) == 4 && m.DaemonPID > 0 && m.DaemonPID != member(s, "b/1").DaemonPID && m.TrainerPID > 0 && n.Step > s.Step+3
 	})
 	c.survived(s, after, "a/0", "a/1", "b/0", "b/1")
+	// Its connections for collectives end with it, and the generation with them. Nobody is lost.
+	if after.Generation > s.Generation+1 {
+		t.Errorf("a daemon that came back cost generations %d to %d", s.Generation+1, after.Generation)
+	}
 
 	t.Log("the network is away for 0.3 s")
 	s = c.whole(after.Step + 3)
