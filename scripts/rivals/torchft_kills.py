@@ -106,6 +106,7 @@ def strike(job: Job, rng: random.Random) -> tuple[list[float], list[float]]:
 
 
 def main() -> None:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that everything that was started is ended
     kills = int(sys.argv[1])
     settings = TUNED | {k: int(v) for k, v in (a.split("=") for a in sys.argv[2:])}
     rng = random.Random(1)

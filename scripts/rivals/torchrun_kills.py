@@ -94,6 +94,7 @@ def drive(folder: str, kills: int) -> tuple[list[float], list[int]]:
 def main() -> None:
     if sys.argv[1] == "worker":
         return worker(sys.argv[2])
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that everything that was started is ended
     import torch
 
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
