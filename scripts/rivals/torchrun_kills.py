@@ -9,6 +9,7 @@ The last line is RESULT and a JSON object: seconds from each kill to each worker
 """
 
 import ctypes
+import importlib.metadata
 import json
 import os
 import random
@@ -95,11 +96,9 @@ def main() -> None:
     if sys.argv[1] == "worker":
         return worker(sys.argv[2])
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that everything that was started is ended
-    import torch
-
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
         recover, again = drive(folder, int(sys.argv[1]))
-    print("RESULT", json.dumps({"version": torch.__version__, "recover": recover, "steps_again": again}))
+    print("RESULT", json.dumps({"version": importlib.metadata.version("torch"), "recover": recover, "steps_again": again}))
 
 
 if __name__ == "__main__":
