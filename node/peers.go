@@ -129,15 +129,17 @@ func (p *peerLinks) sendVotes(id phalanx.MemberID, l *voteLink) {
 			cancel()
 		}
 		p.dialled(id, l, began, err)
-		if err != nil {
-			select {
-			case <-time.After(50 * time.Millisecond):
-			case <-l.ctx.Done():
-			}
-			continue
+		if err == nil {
+			p.pumpVotes(conn, l)
+			conn.Close()
 		}
-		p.pumpVotes(conn, l)
-		conn.Close()
+		if err == nil && time.Since(began) > time.Second {
+			continue // it worked
+		}
+		select { // also after one that the other end closed at once: handshakes cost both of them more than votes
+		case <-time.After(50 * time.Millisecond):
+		case <-l.ctx.Done():
+		}
 	}
 }
 

@@ -43,6 +43,38 @@ func TestVoteLinksEndWithTheirMembers(t *testing.T) {
 	}
 }
 
+// A daemon that takes a link for votes and ends it at once, as one does that is about to end, is not asked all the time.
+func TestVoteLinksThatEndAtOnceAreNotHammered(t *testing.T) {
+	d := lone(t)
+	k := NewJobKey()
+	d.roster = newRoster(d.paths, nil, d.self)
+	t.Cleanup(d.ends.Wait)
+	d.listener = listen(t, identity(t, k, "job", d.life.who.Member))
+	there := incarnate("b", 0, 1)
+	other := listen(t, identity(t, k, "job", there.Member))
+	d.roster.learn([]Peer{{Incarnate: there, Addr: other.Addr().String()}})
+	taken := make(chan int, 1) // 1: the count comes once
+	go func() {
+		n := 0
+		for {
+			c, err := other.Of(ProtoPeer).Accept()
+			if err != nil {
+				taken <- n
+				return
+			}
+			c.Close()
+			n++
+		}
+	}()
+	l := d.peers.voteLink(there.Member)
+	time.Sleep(500 * time.Millisecond)
+	l.drop()
+	other.Close()
+	if n := <-taken; n < 1 || n > 11 {
+		t.Errorf("%d connections within half a second, one each 50 ms at most", n)
+	}
+}
+
 // A formation that waits for the connection of a member that is gone must not keep the next generation waiting.
 func TestAGivenUpFormationWaitsForNobody(t *testing.T) {
 	d := lone(t)
