@@ -164,8 +164,9 @@ func appendDigest(dst []byte, d phalanx.Digest) []byte {
 
 // AppendKey appends bytes that are equal for two states which accept the same commands and are planned for alike. Words,
 // times and the number of entries are left out, and of the history all but the evidence of the newest generation. Members
-// are named by their place in order; with groups of one nobody's rank counts, so that two states which differ in the names
-// of their members alone have one key in common.
+// are named by their place in order. With groups of one ranks are left out, so that two states which differ in the names of
+// their members alone have one key in common; they still say whose a vote is as long as a generation lasts, and who stays when
+// the world shrinks.
 func (s *State) AppendKey(dst []byte, order []phalanx.MemberID) []byte {
 	dst = s.AppendView(dst, order)
 	dst = append(dst, byte(s.Phase))

@@ -33,10 +33,14 @@ type planned struct {
 	wrong string
 }
 
-// intern returns the one copy of a state. Two that differ in the number of entries alone are two: machines compare it.
+// intern returns the one copy of a state. Two that differ in the number of entries alone are two: machines compare it. So are
+// two that differ in ranks alone: those stay with a generation while entry follows entry, and members keep votes by rank.
 func (x *explorer) intern(s *elastic.State) *logged {
 	var buffer [1024]byte
 	b := s.AppendKey(buffer[:0], x.names)
+	for _, seat := range s.World.Seats {
+		b = append(b, byte(x.index(seat.Member)))
+	}
 	id := sum(append(b, byte(s.Seq), byte(s.Seq>>8)))
 	x.states.RLock()
 	l := x.states.known[id]

@@ -162,7 +162,9 @@ func (d *doing) refresh() {
 	}
 }
 
-func (d *doing) index(id phalanx.MemberID) int { return slices.Index(d.x.names, id) }
+func (x *explorer) index(id phalanx.MemberID) int { return slices.Index(x.names, id) }
+
+func (d *doing) index(id phalanx.MemberID) int { return d.x.index(id) }
 
 // step gives a machine an event and does what it says.
 func (d *doing) step(i int, ev elastic.Event) {
