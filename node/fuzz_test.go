@@ -162,7 +162,7 @@ func FuzzRequest(f *testing.F) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer l.unmap()
+		defer unmap(t, l)
 		if err := l.outfit(p, 0, &h); err != nil {
 			return
 		}
@@ -222,7 +222,7 @@ func FuzzAdopt(f *testing.F) {
 		if err != nil || l == nil {
 			return
 		}
-		defer l.unmap()
+		defer unmap(t, l)
 		if err := l.openSlab(p, 0, layout()); err == nil && l.digestOffset() < 0 {
 			t.Fatalf("digests at %d", l.digestOffset())
 		}
@@ -360,13 +360,13 @@ func FuzzNames(f *testing.F) {
 			return
 		}
 		if r, err := mem.CreateRegion("/shm/phalanx."+p.place+"."+name, 8); err == nil {
-			defer r.Unmap()
+			defer func() { _ = r.Unmap() }()
 		}
 		page, err := mem.CreatePage(p.Shared(index, phalanx.Incarnation(n), "page"), 0, 1)
 		if err != nil {
 			return // the other file has this very name
 		}
-		defer page.Unmap()
+		defer func() { _ = page.Unmap() }()
 		lives := p.Lives(index)
 		found := false
 		for i, life := range lives {
