@@ -343,26 +343,22 @@ func (d *Daemon) formEngine(ctx context.Context, world phalanx.World, l *life) e
 		return fmt.Errorf("form %s: the trainer has no segment", world.Generation)
 	}
 	var locals []host.LocalPeer
-	var remotes []host.RemotePeer
 	keep := map[lifeKey]bool{}
 	for _, o := range world.Seats {
-		switch {
-		case o.Member == l.who.Member:
-		case o.Member.Host() == d.cfg.Host:
-			key := lifeKey{o.Member.Index(), o.Incarnation}
-			m, err := d.mapSibling(key)
-			if err != nil {
-				return fmt.Errorf("form %s with %s: %w", world.Generation, o.Incarnate, err)
-			}
-			keep[key] = true
-			locals = append(locals, host.LocalPeer{Rank: o.Rank, Segment: m.segment.Bytes(), Board: m.board.Bytes(), Ring: d.bells.Bell(2 * key.index).Ring})
-		default:
-			link, err := d.peers.dataLink(ctx, o.Incarnate, seat.Rank < o.Rank)
-			if err != nil {
-				return fmt.Errorf("form %s with %s: %w", world.Generation, o.Incarnate, err)
-			}
-			remotes = append(remotes, host.RemotePeer{Rank: o.Rank, Link: link})
+		if o.Member == l.who.Member || o.Member.Host() != d.cfg.Host {
+			continue
 		}
+		key := lifeKey{o.Member.Index(), o.Incarnation}
+		m, err := d.mapSibling(key)
+		if err != nil {
+			return fmt.Errorf("form %s with %s: %w", world.Generation, o.Incarnate, err)
+		}
+		keep[key] = true
+		locals = append(locals, host.LocalPeer{Rank: o.Rank, Segment: m.segment.Bytes(), Board: m.board.Bytes(), Ring: d.bells.Bell(2 * key.index).Ring})
+	}
+	remotes, err := d.peers.dataLinks(ctx, &world, seat.Rank)
+	if err != nil {
+		return fmt.Errorf("form %s with %w", world.Generation, err)
 	}
 	failpoint.Here("peers-mapped")
 	self := host.Self{Rank: seat.Rank, Segment: l.segment.Bytes(), Board: l.board.Bytes()}

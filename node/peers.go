@@ -11,6 +11,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"slices"
 	"sync"
 	"time"
 
@@ -270,6 +271,33 @@ func (p *peerLinks) takeData(id phalanx.MemberID, c net.Conn) {
 	if old != nil {
 		p.d.ends.Go(func() { _ = old.link.Close() })
 	}
+}
+
+// dataLinks are the connections for collectives with all members of a world on other hosts. They are made at the same time: the
+// leader has to hear of all that are not reached, or it takes the wrong host out.
+func (p *peerLinks) dataLinks(ctx context.Context, w *phalanx.World, own phalanx.Rank) ([]host.RemotePeer, error) {
+	var out []host.RemotePeer
+	var errs []error
+	var mu sync.Mutex
+	var all sync.WaitGroup
+	for _, o := range w.Seats {
+		if o.Member.Host() == p.d.cfg.Host {
+			continue
+		}
+		all.Go(func() {
+			link, err := p.dataLink(ctx, o.Incarnate, own < o.Rank)
+			mu.Lock()
+			defer mu.Unlock()
+			if err != nil {
+				errs = append(errs, fmt.Errorf("%s: %w", o.Incarnate, err))
+				return
+			}
+			out = append(out, host.RemotePeer{Rank: o.Rank, Link: link})
+		})
+	}
+	all.Wait()
+	slices.SortFunc(out, func(a, b host.RemotePeer) int { return int(a.Rank) - int(b.Rank) })
+	return out, errors.Join(errs...)
 }
 
 // dataLink returns the connection for collectives with a member. One side dials, so that both use the same one.

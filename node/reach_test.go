@@ -5,6 +5,7 @@ package node
 import (
 	"errors"
 	"io"
+	"net"
 	"slices"
 	"testing"
 	"time"
@@ -104,4 +105,27 @@ func TestTry(t *testing.T) {
 	server.Close()
 	<-ended
 	d.ends.Wait()
+}
+
+// One attempt to form tells of every host that it does not reach.
+func TestAFormationTellsOfAllThatItDoesNotReach(t *testing.T) {
+	d := lone(t)
+	d.cfg.Host = "a"
+	d.roster = newRoster(d.paths, nil, d.self)
+	d.listener = listen(t, identity(t, NewJobKey(), "job", "a/0"))
+	deaf, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer deaf.Close() // the kernel takes the connection, and nobody answers
+	w := wide("a/0 b/0 c/0")
+	for _, seat := range w.Seats[1:] {
+		d.roster.learn([]Peer{{Incarnate: seat.Incarnate, Host: seat.Member.Host(), Addr: deaf.Addr().String()}})
+	}
+	if links, err := d.peers.dataLinks(t.Context(), &w, 0); err == nil {
+		t.Errorf("%d links", len(links))
+	}
+	if got := d.peers.reach.cut(time.Now()); !slices.Equal(got, []phalanx.MemberID{"b/0", "c/0"}) {
+		t.Errorf("cut off from %v", got)
+	}
 }
