@@ -24,6 +24,13 @@ func TestSecondRunIsRefused(t *testing.T) {
 	j.runs = []*process{first}
 	j.until("training goes on", whole(2))
 	j.finish()
+
+	// Done is done: the same command tells the result again, another one would be answered with what it did not ask for.
+	j.run()
+	j.finish()
+	j.cmd = append(j.cmd, "--steps", "151")
+	j.run()
+	j.refused(node.CodeUsage, "is done", "--steps 151")
 }
 
 // TestPoisonSample: a slot that kills whoever computes it ends the job, and is named with those that it killed.

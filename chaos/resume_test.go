@@ -168,8 +168,11 @@ func TestDrainAndResize(t *testing.T) {
 		t.Fatalf("drain: %d\n%s", code, out)
 	}
 	s = j.until("three ranks train", both(without(3, f.Member), at(s.Step+5)))
-	if out, code := j.verb("drain", "nobody/7"); code == 0 {
-		t.Errorf("drain of a stranger is accepted: %s", out)
+	if out, code := j.verb("drain", "nobody/7"); code != node.CodeNotFound || !strings.Contains(out, "no such member") {
+		t.Errorf("drain of a stranger: %d\n%s", code, out)
+	}
+	if out, code := j.verb("resize", "99"); code != node.CodeUsage || !strings.Contains(out, "it can have 16 ranks") {
+		t.Errorf("resize beyond the slots: %d\n%s", code, out)
 	}
 
 	for _, id := range s.World { // whoever leaves was asked to

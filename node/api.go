@@ -204,7 +204,7 @@ func (d *Daemon) handleResize(w http.ResponseWriter, r *http.Request) {
 
 // handleRequest passes an operator's wish to the leader and its answer back.
 func (d *Daemon) handleRequest(w http.ResponseWriter, r *http.Request, ask *Request) {
-	answer := make(chan string, 1) // 1: one answer comes
+	answer := make(chan *Reply, 1) // 1: one answer comes
 	ctx, cancel := context.WithTimeout(r.Context(), 10*time.Second)
 	defer cancel()
 	err := d.onLoop(ctx, func() {
@@ -212,18 +212,18 @@ func (d *Daemon) handleRequest(w http.ResponseWriter, r *http.Request, ask *Requ
 		ask.ID = d.requests
 		switch {
 		case d.lead != nil:
-			d.lead.request(ask, func(s string) { answer <- s })
+			d.lead.request(ask, func(r *Reply) { answer <- r })
 		case d.up.connected:
 			d.waiting[ask.ID] = answer
 			d.sendUp(&Message{Ask: ask})
 		default:
-			answer <- "no leader is known; try again"
+			answer <- &Reply{Error: "no leader is known; try again", Code: CodeNoQuorum}
 		}
 	})
-	words := ""
+	reply := &Reply{}
 	if err == nil {
 		select {
-		case words = <-answer:
+		case reply = <-answer:
 		case <-ctx.Done():
 			err = errors.New("the leader has not answered; see phalanx status")
 			d.post(func() { delete(d.waiting, ask.ID) })
@@ -232,17 +232,31 @@ func (d *Daemon) handleRequest(w http.ResponseWriter, r *http.Request, ask *Requ
 	switch {
 	case err != nil:
 		respond(w, http.StatusGatewayTimeout, wire.Error{Message: err.Error()})
-	case words != "":
-		respond(w, http.StatusConflict, wire.Error{Message: words, Hint: "see: phalanx members"})
+	case reply.Error != "":
+		respond(w, statusOf(reply.Code), wire.Error{Message: reply.Error, Hint: "see: phalanx members"})
 	default:
 		respond(w, http.StatusOK, map[string]bool{"ok": true})
+	}
+}
+
+// statusOf is the status of HTTP that stands for an exit code.
+func statusOf(code int) int {
+	switch code {
+	case CodeUsage:
+		return http.StatusBadRequest
+	case CodeNotFound:
+		return http.StatusNotFound
+	case CodeNoQuorum:
+		return http.StatusServiceUnavailable
+	default:
+		return http.StatusConflict
 	}
 }
 
 func (d *Daemon) replied(r *Reply) {
 	if c := d.waiting[r.ID]; c != nil {
 		delete(d.waiting, r.ID)
-		c <- r.Error
+		c <- r
 	}
 }
 

@@ -234,7 +234,7 @@ func (a *arbiter) fromMember(id phalanx.MemberID, m *Message) {
 	case m.Shard != nil:
 		a.d.saver.shardWritten(id, m.Shard)
 	case m.Ask != nil:
-		a.request(m.Ask, func(err string) { v.reply(a.d, &Reply{m.Ask.ID, err}) })
+		a.request(m.Ask, func(r *Reply) { r.ID = m.Ask.ID; v.reply(a.d, r) })
 	}
 }
 

@@ -105,6 +105,7 @@ const (
 	CodeNoQuorum  = 4
 	CodeIntegrity = 5
 	CodeTimeout   = 6
+	CodeNewer     = 8 // written by a newer release
 	CodeLocked    = 9
 	CodeAuth      = 10
 	CodePreempted = 75

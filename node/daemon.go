@@ -128,7 +128,7 @@ type Daemon struct {
 	plain      *plainRun
 	evidence   []phalanx.Evidence // against the current generation
 	requests   uint64
-	waiting    map[uint64]chan string // operators' requests that the leader has not answered
+	waiting    map[uint64]chan *Reply // operators' requests that the leader has not answered
 
 	// Of formations, which run beside the loop one at a time.
 	forming  sync.Mutex
@@ -146,7 +146,7 @@ func Run(ctx context.Context, cfg Config) (Outcome, error) {
 		cfg: cfg, log: cfg.Log.With("member", string(cfg.Member())), paths: NewPaths(cfg.Dir, cfg.ShmDir).in(cfg.Memory).on(cfg.System),
 		posts:    make(chan func(), 1024),
 		watchers: newWatchers(), restart: RestartPolicy{Max: cfg.MaxStarts}, siblings: make([]*sibling, wire.BellLines/2),
-		state: elastic.NewState(), replica: newReplica(), mappings: map[lifeKey]mapped{}, waiting: map[uint64]chan string{},
+		state: elastic.NewState(), replica: newReplica(), mappings: map[lifeKey]mapped{}, waiting: map[uint64]chan *Reply{},
 	}
 	d.meters = newMeters(cfg.Job, cfg.Member(), d.view.Load)
 	d.ctx, d.cancel = context.WithCancelCause(ctx)
@@ -165,7 +165,12 @@ func Run(ctx context.Context, cfg Config) (Outcome, error) {
 		return Outcome{Code: problemCode(err)}, err
 	}
 	if d.outcome == nil {
-		return Outcome{Code: CodeInterrupt}, context.Cause(d.ctx)
+		cause := context.Cause(d.ctx)
+		var p *Problem
+		if errors.As(cause, &p) {
+			return Outcome{Code: p.Code}, cause
+		}
+		return Outcome{Code: CodeInterrupt}, cause
 	}
 	return *d.outcome, nil
 }

@@ -168,6 +168,7 @@ type Request struct {
 type Reply struct {
 	ID    uint64 `json:"id"`
 	Error string `json:"error,omitempty"`
+	Code  int    `json:"code,omitempty"` // exit code of the command line, 0: no better one than that of a refusal
 }
 
 // Snapshot is the state after Seq commands.

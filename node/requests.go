@@ -4,6 +4,8 @@ package node
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"time"
 
 	"phalanx/elastic"
@@ -18,24 +20,27 @@ func (v *memberView) reply(d *Daemon, r *Reply) {
 }
 
 // request carries out an operator's wish.
-func (a *arbiter) request(r *Request, reply func(string)) {
+func (a *arbiter) request(r *Request, reply func(*Reply)) {
 	var c elastic.Command
-	switch {
+	switch why := a.impossible(r); {
+	case why != nil:
+		reply(why)
+		return
 	case r.Drain != "":
 		c = elastic.Drain{Member: r.Drain, Why: r.Why}
 	case r.Resize > 0:
 		c = elastic.Resize{Want: r.Resize}
 	case r.Stop:
 		a.stop = true
-		reply("")
+		reply(&Reply{})
 		return
 	default:
-		reply("nothing was asked for")
+		reply(&Reply{Error: "nothing was asked for", Code: CodeUsage})
 		return
 	}
 	b, err := elastic.EncodeCommand(c)
 	if err != nil {
-		reply(err.Error())
+		reply(&Reply{Error: err.Error()})
 		return
 	}
 	d := a.d
@@ -49,6 +54,26 @@ func (a *arbiter) request(r *Request, reply func(string)) {
 		} else if x, refused := res.Response.(refusal); refused {
 			words = x.err.Error()
 		}
-		d.post(func() { reply(words) })
+		d.post(func() { reply(&Reply{Error: words}) })
 	})
+}
+
+// impossible says why a wish can never be fulfilled, nil when it may be.
+func (a *arbiter) impossible(r *Request) *Reply {
+	s := a.d.state
+	switch {
+	case r.Drain != "" && s.Member(r.Drain) == nil:
+		return &Reply{Error: fmt.Sprintf("drain %s: the job has no such member", r.Drain), Code: CodeNotFound}
+	case r.Resize > 0 && s.Spec != nil && r.Resize > s.Spec.Slots*s.GroupSize():
+		return &Reply{Error: fmt.Sprintf("resize to %d ranks: each needs a slot, and the job has %d; it can have %d ranks", r.Resize, s.Spec.Slots, s.Spec.Slots*s.GroupSize()), Code: CodeUsage}
+	}
+	return nil
+}
+
+// logProblem is the end of a daemon that cannot read a command of the log: one of a newer release is skipped by nobody.
+func logProblem(err error) error {
+	if errors.Is(err, elastic.ErrUnknownCommand) {
+		return &Problem{CodeNewer, fmt.Errorf("the log has a command of a newer release: %w", err), "start this host with the release that the others run"}
+	}
+	return &Problem{CodeFailed, fmt.Errorf("the log has stopped: %w", err), "the daemon is started again by phalanx run"}
 }

@@ -281,7 +281,7 @@ func (u *upstream) receive(m *Message, local *elastic.State) (*elastic.State, er
 		}
 		c, err := elastic.DecodeCommand(e.Command)
 		if err != nil {
-			d.cancel(err) // a command of a newer version is never skipped
+			d.cancel(logProblem(err)) // a command of a newer version is never skipped
 			return local, err
 		}
 		local, _ = local.Apply(c) // refused alike by everyone

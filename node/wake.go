@@ -2,8 +2,6 @@
 
 package node
 
-import "fmt"
-
 // wake makes the loop look. It may be called from any goroutine, also while and after the daemon ends.
 func (d *Daemon) wake() {
 	d.ringing.RLock()
@@ -43,9 +41,7 @@ func (d *Daemon) forward() {
 		case h := <-d.hints():
 			d.post(func() { d.hinted(h) })
 		case err := <-d.raft.Failed():
-			d.post(func() {
-				d.broken = &Problem{CodeFailed, fmt.Errorf("the log has stopped: %w", err), "the daemon is started again by phalanx run"}
-			})
+			d.post(func() { d.broken = logProblem(err) })
 		}
 	}
 }

@@ -23,7 +23,7 @@ var version = "unknown"
 // Exit codes beyond those of node: what only reading verbs end with.
 const (
 	codeUnpublished  = 7 // unpublished or incomplete
-	codeIncompatible = 8
+	codeIncompatible = node.CodeNewer
 )
 
 func main() {

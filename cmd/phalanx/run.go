@@ -4,6 +4,7 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -12,6 +13,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -114,6 +116,10 @@ func prepare(ctx context.Context, s *settings.Settings, haveKey bool) error {
 		return problem(node.CodeUsage, "go on with it by --job "+before.Job+", or start in another --dir",
 			"%s holds the state of another job: job is %s, there it is %s", s.Dir, s.Job, before.Job)
 	}
+	if before, err := settings.Read(s.Dir); inUse && err == nil && done(s.Dir, before.LocalSize()) && !slices.Equal(before.Command, s.Command) {
+		return problem(node.CodeUsage, "start it in another --dir, or give the same command to see the result again",
+			"the job in %s is done: it was %q, and is asked for with %q", s.Dir, strings.Join(before.Command, " "), strings.Join(s.Command, " "))
+	}
 	if inUse && s.Resume != "auto" {
 		if s.Resume == "never" {
 			return problem(node.CodeUsage, "go on with it by --resume auto, or start in another --dir", "--resume never: %s holds the state of a job", s.Dir)
@@ -144,6 +150,18 @@ func prepare(ctx context.Context, s *settings.Settings, haveKey bool) error {
 		return err
 	}
 	return s.Write()
+}
+
+// done reports whether the members of a directory have ended with the job's result.
+func done(dir string, members int) bool {
+	for i := range members {
+		var o node.Outcome
+		b, err := os.ReadFile(node.NewPaths(dir, "").Outcome(i))
+		if err == nil && json.Unmarshal(b, &o) == nil && o.Done {
+			return true
+		}
+	}
+	return false
 }
 
 // holdsState reports whether members have lived in a directory.
