@@ -271,6 +271,13 @@ func (j *job) finish() {
 			j.t.Errorf("a trainer ended with other parameters: %s, want digest %s", line, m[3])
 		}
 	}
+	for life, steps := range j.printed() {
+		for i := 1; i < len(steps) && j.allowed == ""; i++ {
+			if steps[i] <= steps[i-1] {
+				j.t.Errorf("%s has applied step %d after step %d", life, steps[i], steps[i-1])
+			}
+		}
+	}
 	j.check(j.t)
 }
 

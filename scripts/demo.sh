@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# Trains with four ranks three times: undisturbed, with kills on the way, and killed as a whole and started again. The three
+# Trains with four ranks four times: undisturbed, with kills on the way, killed as a whole and started again, and with a spare. The
 # results must be the same to the bit. Wants bin/phalanx and bin/phalanx-lm: make demo builds them first.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."

@@ -4,7 +4,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -116,7 +115,7 @@ func prepare(ctx context.Context, s *settings.Settings, haveKey bool) error {
 		return problem(node.CodeUsage, "go on with it by --job "+before.Job+", or start in another --dir",
 			"%s holds the state of another job: job is %s, there it is %s", s.Dir, s.Job, before.Job)
 	}
-	if before, err := settings.Read(s.Dir); inUse && err == nil && done(s.Dir, before.LocalSize()) && !slices.Equal(before.Command, s.Command) {
+	if before, err := settings.Read(s.Dir); inUse && err == nil && supervise.Done(s.Dir, before.LocalSize()) && !slices.Equal(before.Command, s.Command) {
 		return problem(node.CodeUsage, "start it in another --dir, or give the same command to see the result again",
 			"the job in %s is done: it was %q, and is asked for with %q", s.Dir, strings.Join(before.Command, " "), strings.Join(s.Command, " "))
 	}
@@ -150,18 +149,6 @@ func prepare(ctx context.Context, s *settings.Settings, haveKey bool) error {
 		return err
 	}
 	return s.Write()
-}
-
-// done reports whether the members of a directory have ended with the job's result.
-func done(dir string, members int) bool {
-	for i := range members {
-		var o node.Outcome
-		b, err := os.ReadFile(node.NewPaths(dir, "").Outcome(i))
-		if err == nil && json.Unmarshal(b, &o) == nil && o.Done {
-			return true
-		}
-	}
-	return false
 }
 
 // holdsState reports whether members have lived in a directory.

@@ -17,13 +17,13 @@ import (
 // run is one training run of the demo.
 type run struct{ *job.Job }
 
-func start(ctx context.Context, p plan, dir string, floor time.Duration) (run, error) {
+func start(ctx context.Context, p plan, dir string, floor time.Duration, flags ...string) (run, error) {
 	command := []string{filepath.Join(p.bin, "phalanx-lm"), "--steps", strconv.Itoa(p.steps), "--step-floor", floor.String()}
 	if p.data != "" {
 		command = append(command, "--data", p.data)
 	}
 	j, err := job.Start(job.Plan{
-		Bin: p.bin, Dir: dir, Flags: []string{"--host", "demo", "--nproc", strconv.Itoa(ranks), "--save-every", "50"},
+		Bin: p.bin, Dir: dir, Flags: append([]string{"--host", "demo", "--nproc", strconv.Itoa(ranks), "--save-every", "50"}, flags...),
 		Command: command, Every: 20 * time.Millisecond,
 	})
 	if err == nil && ctx.Err() != nil {

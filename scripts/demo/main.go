@@ -60,14 +60,10 @@ func main() {
 
 func demo(ctx context.Context, p plan, dir string) error {
 	began := time.Now()
-	fmt.Printf("training %d steps with %d ranks, three times\n", p.steps, ranks)
+	fmt.Printf("training %d steps with %d ranks, four times\n", p.steps, ranks)
 
 	fmt.Println("\n1. undisturbed")
-	j, err := start(ctx, p, filepath.Join(dir, "undisturbed"), 0)
-	if err != nil {
-		return err
-	}
-	first, err := j.finish(ctx)
+	first, err := undisturbed(ctx, p, filepath.Join(dir, "undisturbed"))
 	if err != nil {
 		return fmt.Errorf("undisturbed run: %w", err)
 	}
@@ -84,8 +80,14 @@ func demo(ctx context.Context, p plan, dir string) error {
 		return fmt.Errorf("killed and resumed run: %w", err)
 	}
 
-	fmt.Printf("\nundisturbed  %s\ndisturbed    %s\nresumed      %s\n", first, second, third)
-	if first != second || first != third {
+	fmt.Println("\n4. a spare takes the place of a trainer that is killed")
+	fourth, err := spared(ctx, p, filepath.Join(dir, "spared"))
+	if err != nil {
+		return fmt.Errorf("run with a spare: %w", err)
+	}
+
+	fmt.Printf("\nundisturbed  %s\ndisturbed    %s\nresumed      %s\nspared       %s\n", first, second, third, fourth)
+	if first != second || first != third || first != fourth {
 		return fmt.Errorf("the results differ")
 	}
 	fmt.Printf("identical (%.0f s)\n", time.Since(began).Seconds())

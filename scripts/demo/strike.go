@@ -3,6 +3,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -53,7 +54,16 @@ func (h *history) check() error {
 	for _, f := range h.faults {
 		errs = append(errs, errors.New(f))
 	}
-	for _, t := range h.seen {
+	seen := slices.SortedFunc(slices.Values(h.seen), func(a, b job.Transition) int { return cmp.Compare(a.Generation.Number, b.Generation.Number) })
+	for i, t := range seen {
+		if i > 0 && t.Generation.Number == seen[i-1].Generation.Number+1 {
+			for _, id := range survivorsHeal(seen[i-1], t) {
+				errs = append(errs, fmt.Errorf("generation %d: %s survived and reads the state anew", t.Generation.Number, id))
+			}
+			if t.ResumeStep < seen[i-1].ResumeStep {
+				errs = append(errs, fmt.Errorf("generation %d resumes at step %d, below that of the one before", t.Generation.Number, t.ResumeStep))
+			}
+		}
 		if t.Rewind {
 			errs = append(errs, fmt.Errorf("generation %d is a rewind although holders of the state lived", t.Generation.Number))
 		}
@@ -62,6 +72,18 @@ func (h *history) check() error {
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// survivorsHeal names who was in the world before a change, was not lost in it, and reads the state anew all the same. Whoever
+// had not finished a heal goes on with it.
+func survivorsHeal(before, now job.Transition) (out []string) {
+	for _, id := range now.Healing {
+		lost := slices.ContainsFunc(now.Lost, func(l job.Incarnate) bool { return l.Member == id })
+		if slices.Contains(before.Members, id) && !lost && (before.Seconds != nil || !slices.Contains(before.Healing, id)) {
+			out = append(out, id)
+		}
+	}
+	return out
 }
 
 // strike kills and waits until all ranks train again.

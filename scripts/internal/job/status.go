@@ -15,9 +15,15 @@ type Status struct {
 	ResumeStep  uint64       `json:"resume_step"`
 	Leader      string       `json:"leader"`
 	Fresh       bool         `json:"fresh"`
+	Raft        Raft         `json:"raft"`
 	World       []string     `json:"world"`
 	Members     []Member     `json:"members"`
 	Transitions []Transition `json:"transitions"`
+}
+
+// Raft is how far the log of whoever answers has come.
+type Raft struct {
+	LastIndex uint64 `json:"last_index"`
 }
 
 // Member is one member of the job.

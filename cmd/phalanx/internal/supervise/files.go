@@ -71,6 +71,16 @@ func readOutcome(dir string, index int) *node.Outcome {
 	return o
 }
 
+// Done reports whether a member of a directory has ended with the job's result.
+func Done(dir string, members int) bool {
+	for i := range members {
+		if o := readOutcome(dir, i); o != nil && o.Done {
+			return true
+		}
+	}
+	return false
+}
+
 // readFailure returns what the daemon with a pid said of its end, nil when it said nothing.
 func readFailure(dir string, index, pid int) *Failure {
 	f := new(Failure)
