@@ -50,6 +50,7 @@ build: ## build bin/phalanx and bin/phalanx-lm, static, without cgo
 test: fmt-check vet lint build ## everything that must pass: format, vet, lint, build, all tests, with -race where goroutines meet
 	$(GO_TEST) -p $(PARALLEL) $(filter-out $(HEAVY),$(UNIT_PACKAGES))
 	$(GO) test -shuffle=on -vet=off -timeout=7m $(TESTFLAGS) -p $(PARALLEL) $(HEAVY)
+	$(GO) test -tags failpoints -vet=off $(TESTFLAGS) phalanx/internal/failpoint
 	$(GO) test -tags planted -vet=off -timeout=7m $(TESTFLAGS) -run Plant phalanx/internal/planted phalanx/elastic phalanx/elastic/explore phalanx/client phalanx/node phalanx/cmd/phalanx-lm phalanx/chaos/sim
 	$(GO_TEST) -short -p $(PARALLEL) phalanx/kernels
 	$(GO_TEST) -short -p $(PARALLEL) phalanx/ckpt phalanx/collective/host -rapid.checks=8
