@@ -7,10 +7,12 @@ import (
 	"errors"
 	"os"
 	"os/exec"
+	"runtime"
 	"syscall"
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
 	"pgregory.net/rapid"
 )
 
@@ -300,8 +302,8 @@ func TestParseStat(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := ProcStat{State: 'T', UserTicks: 11, SysTicks: 12, Threads: 3, Start: 4711}
-	// Field 20 is the seventeenth after the state, field 22 the nineteenth.
+	want := ProcStat{State: 'T', UserTicks: 11, SysTicks: 12, Threads: 3, Start: 4711, Ending: true}
+	// Field 9, the flags, is the sixth number after the state, and 6 has the one of a thread that exits. Field 20 is the seventeenth after the state, field 22 the nineteenth.
 	if stat != want {
 		t.Errorf("got %+v, want %+v", stat, want)
 	}
@@ -347,8 +349,52 @@ func TestKilledIsKnownBeforeTheEnd(t *testing.T) {
 	}
 	want(syscall.SIGKILL, 'Z')
 	for code, signal := range map[int]syscall.Signal{0: 0, 1 << 8: 0, 9: syscall.SIGKILL, 11 | 0x80: syscall.SIGSEGV, 19: 0, 20: 0, 0x7f: 0} {
-		if got := (ProcStat{ExitCode: code}).Killed(); got != signal {
+		if got := (ProcStat{ExitCode: code, Ending: true}).Killed(); got != signal {
 			t.Errorf("exit code %#x is signal %d, want %d", code, got, signal)
+		}
+	}
+	if got := (ProcStat{ExitCode: 9}).Killed(); got != syscall.SIGKILL {
+		t.Errorf("a process that is killed and has not run since is killed by %d", got)
+	}
+}
+
+// TestTracedIsNotKilled: a debugger that is about to be told of a signal or a trap is no end of the process.
+func TestTracedIsNotKilled(t *testing.T) {
+	runtime.LockOSThread() // the kernel knows one thread as the tracer
+	defer runtime.UnlockOSThread()
+	child := exec.Command("sleep", "100")
+	child.SysProcAttr = &syscall.SysProcAttr{Ptrace: true} // traced from its first instruction
+	if err := child.Start(); err != nil {
+		t.Fatal(err)
+	}
+	pid := child.Process.Pid
+	defer func() {
+		_ = child.Process.Kill()
+		_ = child.Wait() // was killed
+	}()
+	var status unix.WaitStatus
+	if _, err := unix.Wait4(pid, &status, 0, nil); err != nil || !status.Stopped() {
+		t.Fatalf("wait for the trap at its start: %v, status %#x", err, status)
+	}
+	if err := unix.PtraceCont(pid, 0); err != nil {
+		t.Fatal(err)
+	}
+	if err := child.Process.Signal(syscall.SIGUSR1); err != nil {
+		t.Fatal(err)
+	}
+	for end := time.Now().Add(20 * time.Second); ; time.Sleep(time.Millisecond) {
+		st, err := ReadStat(pid)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if st.Killed() != 0 || st.Ending {
+			t.Fatalf("%+v is taken for killed by %d", st, st.Killed())
+		}
+		if st.State == 't' && st.ExitCode == int(syscall.SIGUSR1) {
+			return
+		}
+		if time.Now().After(end) {
+			t.Fatalf("the process is %+v, want it stopped for its tracer with the signal shown", st)
 		}
 	}
 }

@@ -24,6 +24,7 @@ type ProcStat struct {
 	Threads   int
 	Start     uint64 // clock ticks from boot to the start of the process: with the pid it names one life
 	ExitCode  int    // as wait tells it, once it is decided; 0 before, and where the kernel does not show it to this user
+	Ending    bool   // the first thread is at its end: it exits, or is killed by a signal
 }
 
 // Dead reports whether the process has ended and only waits to be reaped. A thread group whose first thread has left
@@ -31,16 +32,25 @@ type ProcStat struct {
 func (s ProcStat) Dead() bool { return (s.State == 'Z' || s.State == 'X') && s.Threads <= 1 }
 
 // Killed returns the signal by which the process ends, 0 while none is known. It is decided before the first thread ends and
-// never taken back: nothing of the program runs any more, although its memory may be unmapped for long. A process that is
-// stopped shows the signal that stopped it.
+// never taken back: nothing of the program runs any more, although its memory may be unmapped for long. Until then the kernel
+// shows in the same place the signal that stopped the process, and any signal (a trap as well) of which it is about to tell
+// who traces it. Only of SIGKILL it tells nobody.
 func (s ProcStat) Killed() syscall.Signal {
 	switch signal := syscall.Signal(s.ExitCode & 0x7f); signal {
+	case syscall.SIGKILL:
+		return signal
 	case syscall.SIGSTOP, syscall.SIGTSTP, syscall.SIGTTIN, syscall.SIGTTOU, 0x7f:
 		return 0
 	default:
+		if !s.Ending {
+			return 0
+		}
 		return signal
 	}
 }
+
+// ending are the kernel's flags of a thread that does not come back: PF_EXITING, PF_POSTCOREDUMP, PF_DUMPCORE, PF_SIGNALED.
+const ending = 0x4 | 0x8 | 0x200 | 0x400
 
 // ReadStat reads /proc/PID/stat. The error wraps ErrNoProcess when there is no such process.
 func ReadStat(pid int) (ProcStat, error) {
@@ -75,18 +85,18 @@ func parseStat(text []byte) (ProcStat, error) {
 		return ProcStat{}, fmt.Errorf("%d fields after the command name, want at least %d", len(fields), last-first+1)
 	}
 	stat := ProcStat{State: fields[0][0]}
-	var threads uint64
+	var flags, threads uint64
 	for _, f := range []struct {
 		field int
 		into  *uint64
-	}{{14, &stat.UserTicks}, {15, &stat.SysTicks}, {20, &threads}, {22, &stat.Start}} {
+	}{{9, &flags}, {14, &stat.UserTicks}, {15, &stat.SysTicks}, {20, &threads}, {22, &stat.Start}} {
 		v, err := strconv.ParseUint(fields[f.field-first], 10, 63)
 		if err != nil {
 			return ProcStat{}, fmt.Errorf("field %d: %w", f.field, err)
 		}
 		*f.into = v
 	}
-	stat.Threads = int(threads)
+	stat.Threads, stat.Ending = int(threads), flags&ending != 0
 	if at := 52 - first; len(fields) > at { // older kernels have no such field
 		code, err := strconv.Atoi(fields[at])
 		if err != nil {
