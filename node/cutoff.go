@@ -45,22 +45,24 @@ func (a *arbiter) judgeCuts(f *elastic.Facts, now time.Time) {
 	}
 }
 
+// hears reports whether a member of the world is not lost.
+func (a *arbiter) hears(f *elastic.Facts, id phalanx.MemberID) bool {
+	m, seat := f.Fact(id), a.d.state.World.SeatOf(id)
+	return m != nil && seat != nil && m.Incarnation == seat.Incarnation && m.Connected && !m.Silent && !m.Dead
+}
+
 // pairs are the hosts in the world that do not reach each other.
 func (a *arbiter) pairs(f *elastic.Facts) []pair {
 	w := &a.d.state.World
-	heard := func(id phalanx.MemberID) bool {
-		m, seat := f.Fact(id), w.SeatOf(id)
-		return m != nil && seat != nil && m.Incarnation == seat.Incarnation && m.Connected && !m.Silent && !m.Dead
-	}
 	var out []pair
 	for i := range f.Members {
 		m := &f.Members[i]
 		v := a.members[m.Member]
-		if v == nil || v.report == nil || v.report.Generation != w.Generation || !heard(m.Member) {
+		if v == nil || v.report == nil || v.report.Generation != w.Generation || !a.hears(f, m.Member) {
 			continue
 		}
 		for _, to := range v.report.Cut {
-			if heard(to) && to.Host() != m.Host { // one that is lost is judged as such
+			if a.hears(f, to) && to.Host() != m.Host { // one that is lost is judged as such
 				if p := (pair{min(m.Host, to.Host()), max(m.Host, to.Host())}); !slices.Contains(out, p) {
 					out = append(out, p)
 				}
@@ -119,12 +121,13 @@ func firstOf(pairs []pair, host string) string {
 	return "host " + slices.Min(others)
 }
 
-// apart reports whether a member outside of the world would not be reached in it, or has not said yet that it would.
-func (a *arbiter) apart(v *memberView) bool {
+// apart reports whether a member outside of the world would not be reached in it, or has not said yet that it would. Nobody
+// reaches who is lost, and who is to take its place need not.
+func (a *arbiter) apart(f *elastic.Facts, v *memberView) bool {
 	w := &a.d.state.World
 	other := slices.ContainsFunc(w.Seats, func(s phalanx.Seat) bool { return s.Member.Host() != v.id.Host() })
 	if !other || v.report == nil || a.d.plain != nil || w.SeatOf(v.id) != nil {
 		return false
 	}
-	return len(v.report.Cut) > 0 || v.report.Generation != w.Generation
+	return v.report.Generation != w.Generation || slices.ContainsFunc(v.report.Cut, func(to phalanx.MemberID) bool { return a.hears(f, to) })
 }

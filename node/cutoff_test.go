@@ -96,14 +96,17 @@ func TestApart(t *testing.T) {
 		what, world string
 		cut         []phalanx.MemberID
 		older       bool
+		lost        phalanx.MemberID
 		want        bool
 	}{
-		{"it reaches all", "a/0 b/0", nil, false, false},
-		{"it does not reach one", "a/0 b/0", []phalanx.MemberID{"b/0"}, false, true},
-		{"it speaks of an older world", "a/0 b/0", nil, true, true},
-		{"the world is on its own host", "c/1 c/2", nil, true, false},
-		{"it is in the world", "a/0 c/0", []phalanx.MemberID{"a/0"}, false, false},
-		{"there is no world", "", nil, true, false},
+		{"it reaches all", "a/0 b/0", nil, false, "", false},
+		{"it does not reach one", "a/0 b/0", []phalanx.MemberID{"b/0"}, false, "", true},
+		{"it does not reach one that is lost", "a/0 b/0", []phalanx.MemberID{"b/0"}, false, "b/0", false},
+		{"it does not reach one beside one that is lost", "a/0 b/0 d/0", []phalanx.MemberID{"b/0", "d/0"}, false, "b/0", true},
+		{"it speaks of an older world", "a/0 b/0", nil, true, "", true},
+		{"the world is on its own host", "c/1 c/2", nil, true, "", false},
+		{"it is in the world", "a/0 c/0", []phalanx.MemberID{"a/0"}, false, "", false},
+		{"there is no world", "", nil, true, "", false},
 	} {
 		v := &memberView{id: "c/0", report: &Report{Generation: phalanx.Generation{Number: 3}, Cut: c.cut}}
 		a := court(v)
@@ -111,7 +114,11 @@ func TestApart(t *testing.T) {
 		if c.older {
 			v.report.Generation.Number--
 		}
-		if got := a.apart(v); got != c.want {
+		f := &elastic.Facts{}
+		for _, seat := range a.d.state.World.Seats {
+			f.Members = append(f.Members, elastic.MemberFact{Incarnate: seat.Incarnate, Connected: true, Silent: seat.Member == c.lost})
+		}
+		if got := a.apart(f, v); got != c.want {
 			t.Errorf("%s: apart %v", c.what, got)
 		}
 	}

@@ -74,6 +74,9 @@ func (a *arbiter) facts(now time.Time) *elastic.Facts {
 	}
 	a.stop = f.Stop
 	slices.SortFunc(f.Members, func(x, y elastic.MemberFact) int { return phalanx.CompareMemberIDs(x.Member, y.Member) })
+	for i := range f.Members {
+		f.Members[i].Apart = a.apart(f, a.members[f.Members[i].Member])
+	}
 	a.judgeCuts(f, now)
 	f.JoinClosed = now.Sub(a.since) > joinWindow
 	return f
@@ -106,7 +109,7 @@ func (a *arbiter) leaseOut(now time.Time) bool {
 // fact is what is known about one member. A member that never spoke to this leader is judged by its siblings' kernel alone.
 func (a *arbiter) fact(v *memberView, now time.Time) (elastic.MemberFact, bool) {
 	d := a.d
-	m := elastic.MemberFact{Host: v.id.Host(), Connected: v.local || v.conn != nil, Answer: v.answer, Apart: a.apart(v)}
+	m := elastic.MemberFact{Host: v.id.Host(), Connected: v.local || v.conn != nil, Answer: v.answer}
 	m.Member = v.id
 	seat := d.state.World.SeatOf(v.id)
 	known := d.state.Member(v.id)
