@@ -49,7 +49,7 @@ const (
 	commitTimeout  = electionLease / 3      // Raft's own word of a commit; members hear by their streams, at once
 )
 
-// inlineBytes is up to which size the loop runs a collective by itself, a tenth of a millisecond of work at a time.
+// inlineBytes is up to which size the loop runs a collective by itself: some tenths of a millisecond of work.
 const inlineBytes = 256 << 10
 
 // Daemon is the peer daemon of one member. One goroutine, the loop, owns everything that is not said to be shared.

@@ -49,7 +49,7 @@ type Options struct {
 	// must be equal on all members, as DirectMax. Default 64 KiB; below 0 there is none.
 	OneRoundMax int
 	// Inline is the size in bytes, of the result or the input of one rank whichever is larger, up to which operations between
-	// members of one host run on the goroutines that call Post and Wake, a chunk at a time, instead of on one of the engine's.
+	// members of one host run on the goroutines that call Post and Wake, as far as they get, instead of on one of the engine's.
 	// Somebody must then call Wake again and again while an operation waits, since its deadline is looked at there. Default
 	// 0: none. It need not be equal on all members.
 	Inline int64

@@ -86,14 +86,14 @@ func (w *worker) largeNext() bool {
 	return len(w.tasks) > 0 && !w.small(&w.tasks[0].op)
 }
 
-// pause returns to the caller of the moment, and goes on with the next one. The deadline is looked at then: a daemon calls at
-// every tick.
+// pause returns to the caller of the moment, and goes on with the next one. The deadline is looked at here, after a look at
+// the others that found nothing: a daemon calls at every tick, and one that was stopped for long sees first what has come.
 func (w *worker) pause(since time.Time) error {
-	if !w.yield(struct{}{}) || w.revoked() {
-		return phalanx.ErrRevoked
-	}
 	if time.Since(since) > w.f.e.o.Timeout {
 		return w.late()
+	}
+	if !w.yield(struct{}{}) || w.revoked() {
+		return phalanx.ErrRevoked
 	}
 	return nil
 }

@@ -42,6 +42,26 @@ func TestInlineEndsWithTheLastCall(t *testing.T) {
 	}
 }
 
+// TestInlineLooksBeforeItIsLate: who is called after its deadline, by the one it waited for, is not late.
+func TestInlineLooksBeforeItIsLate(t *testing.T) {
+	const timeout = 20 * time.Millisecond
+	c := inlined(t, 2, 64, 1<<10, timeout)
+	op := Op{Kind: Barrier, Group: GroupWorld}
+	first := c.post(0, op)
+	time.Sleep(2 * timeout) // nobody calls, as in a daemon that is stopped
+	second := c.post(1, op)
+	for rank, done := range []<-chan error{first, second} {
+		select {
+		case err := <-done:
+			if err != nil {
+				t.Errorf("rank %d: %v", rank, err)
+			}
+		case <-time.After(20 * time.Second):
+			t.Fatalf("rank %d: not done", rank)
+		}
+	}
+}
+
 // TestInlineKeepsTheOrder: small and large operations of a group run one at a time, as they were posted.
 func TestInlineKeepsTheOrder(t *testing.T) {
 	const n, large = 3, 5000
