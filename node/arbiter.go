@@ -76,6 +76,9 @@ func (d *Daemon) leadershipChanged(leads bool, term uint64) {
 	switch {
 	case leads && (d.lead == nil || d.lead.term != term):
 		d.log.Info("leads", "term", term)
+		if d.lead != nil { // the end of the last term was not told: its streams speak to nobody now
+			d.lead.end()
+		}
 		d.lead = newArbiter(d, term)
 		d.up.connected = false
 		d.newest()

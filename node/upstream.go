@@ -334,7 +334,7 @@ func (d *Daemon) leaderLost(leader phalanx.MemberID) {
 		if s != nil && s.daemon && d.paths.system.Alive(s.identity.DaemonPID, s.identity.DaemonStart) {
 			return
 		}
-		if s != nil {
+		if s != nil && s.identity.DaemonPID != 0 { // else nobody has said yet who runs it
 			d.leaderDied(leader)
 			return
 		}
