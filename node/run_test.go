@@ -126,13 +126,13 @@ func TestDaemonTrainsAJobToItsEnd(t *testing.T) {
 	if newest.Commit == nil || newest.Commit.Step != 20 {
 		t.Errorf("the newest checkpoint is %+v", newest)
 	}
-	goleak.VerifyNone(t, before)
+	goleak.VerifyNone(t, before, probes)
 
 	again, err := Run(ctx, cfg)
 	if err != nil || !again.Done || again.Digest != o.Digest {
 		t.Errorf("the second start ended with %+v, %v", again, err)
 	}
-	goleak.VerifyNone(t, before)
+	goleak.VerifyNone(t, before, probes)
 }
 
 // A daemon that is told to end goes at once and leaves its trainer to its successor. A second one for the same member is
@@ -184,7 +184,7 @@ func TestDaemonLeavesItsTrainerToItsSuccessor(t *testing.T) {
 	if err := process.Kill(); err != nil {
 		t.Error(err)
 	}
-	goleak.VerifyNone(t, before) // retries until the waiter of the trainer has ended with it
+	goleak.VerifyNone(t, before, probes) // retries until the waiter of the trainer has ended with it
 }
 
 // Two hosts train one job in this process. The trainer of the second is killed on the way: it comes back in a next life,
@@ -260,7 +260,7 @@ func TestTwoHostsTrainThroughADeath(t *testing.T) {
 			t.Fatalf("ended with %+v", got)
 		}
 	}
-	goleak.VerifyNone(t, before)
+	goleak.VerifyNone(t, before, probes)
 }
 
 func (s *Status) member(id phalanx.MemberID) MemberStatus {
