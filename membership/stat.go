@@ -11,6 +11,8 @@ import (
 	"strings"
 	"sync"
 	"syscall"
+
+	"golang.org/x/sys/unix"
 )
 
 // ErrNoProcess is returned when no process has the pid, or when another one has it by now.
@@ -57,7 +59,7 @@ func ReadStat(pid int) (ProcStat, error) {
 	if pid <= 0 {
 		return ProcStat{}, fmt.Errorf("read stat of pid %d: %w", pid, ErrNoProcess)
 	}
-	text, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
+	text, err := readProc("/proc/" + strconv.Itoa(pid) + "/stat")
 	// A process that ends between open and read yields ESRCH.
 	if errors.Is(err, os.ErrNotExist) || errors.Is(err, syscall.ESRCH) {
 		return ProcStat{}, fmt.Errorf("read stat of pid %d: %w", pid, ErrNoProcess)
@@ -70,6 +72,27 @@ func ReadStat(pid int) (ProcStat, error) {
 		return ProcStat{}, fmt.Errorf("read stat of pid %d: %w", pid, err)
 	}
 	return stat, nil
+}
+
+// readProc reads a small file of /proc by one read, as the kernel writes it: many times a second, so without what the os
+// package does for files that may grow or block.
+func readProc(path string) ([]byte, error) {
+	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, &os.PathError{Op: "open", Path: path, Err: err}
+	}
+	defer unix.Close(fd)
+	text := make([]byte, 1024) // 52 numbers and a name of 16 bytes
+	for {
+		n, err := unix.Read(fd, text)
+		switch {
+		case errors.Is(err, unix.EINTR):
+		case err != nil:
+			return nil, &os.PathError{Op: "read", Path: path, Err: err}
+		default:
+			return text[:n], nil
+		}
+	}
 }
 
 // parseStat reads one line of /proc/PID/stat. The command's name may hold blanks and parentheses, so fields are counted
