@@ -16,6 +16,7 @@ import (
 
 // TestSecondRunIsRefused: a directory belongs to one run, and the second one harms nothing.
 func TestSecondRunIsRefused(t *testing.T) {
+	t.Parallel()
 	j := newJob(t, 2, 150, 20*time.Millisecond)
 	first := j.run()
 	j.until("two ranks train", both(whole(2), at(5)))
@@ -35,6 +36,7 @@ func TestSecondRunIsRefused(t *testing.T) {
 
 // TestPoisonSample: a slot that kills whoever computes it ends the job, and is named with those that it killed.
 func TestPoisonSample(t *testing.T) {
+	t.Parallel()
 	j := newJob(t, 4, 100, 10*time.Millisecond, "--fault-die-at", "30:5")
 	j.flags = []string{"--save-every", "10"}
 	j.run()
@@ -46,6 +48,7 @@ func TestPoisonSample(t *testing.T) {
 
 // TestBadInput: each gives one clear error with the next command, and a code of its own.
 func TestBadInput(t *testing.T) {
+	t.Parallel()
 	t.Run("store cannot be written", func(t *testing.T) {
 		j := newJob(t, 2, 50, time.Millisecond)
 		file := filepath.Join(filepath.Dir(j.dir), "file")
@@ -96,6 +99,7 @@ func TestBadInput(t *testing.T) {
 
 // TestCorruptCheckpoint: damaged bytes are never trained on.
 func TestCorruptCheckpoint(t *testing.T) {
+	t.Parallel()
 	j := newJob(t, 2, 120, 10*time.Millisecond)
 	j.flags = []string{"--save-every", "20"}
 	p := j.run()

@@ -13,6 +13,7 @@ import (
 // TestP1TwoVotersLeave: two daemons that vote in the log are asked to end at once. The standby takes a vote before they go,
 // and the others go on; without that the quorum would leave with them.
 func TestP1TwoVotersLeave(t *testing.T) {
+	t.Parallel()
 	j := newJob(t, 4, 200, 20*time.Millisecond)
 	j.run()
 	s := j.until("four ranks train, three of them vote", both(whole(4), at(10), func(s *node.Status) bool {

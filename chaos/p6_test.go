@@ -27,6 +27,7 @@ func (j *job) onceAs(index int, other ...string) {
 
 // TestP6NothingWaitsForEver: who never speaks and who never moves are found, named and, if they were some of many, replaced.
 func TestP6NothingWaitsForEver(t *testing.T) {
+	t.Parallel()
 	t.Run("no hello", func(t *testing.T) {
 		j := newJob(t, 2, 50, time.Millisecond, "--fault-no-hello")
 		j.run("--start-timeout", "2s")

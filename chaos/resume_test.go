@@ -14,6 +14,7 @@ import (
 
 // TestP4EverythingKilled: nothing lives any more, and the same command goes on from the newest state that is left.
 func TestP4EverythingKilled(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct {
 		name   string
 		reboot bool
@@ -45,6 +46,7 @@ func TestP4EverythingKilled(t *testing.T) {
 
 // TestP7RunMayDie: without a run the job goes on, and the same run takes it over.
 func TestP7RunMayDie(t *testing.T) {
+	t.Parallel()
 	j := newJob(t, 4, 250, 25*time.Millisecond)
 	first := j.run()
 	s := j.until("four ranks train", both(whole(4), at(10)))
@@ -67,6 +69,7 @@ func TestP7RunMayDie(t *testing.T) {
 
 // TestInterruptedRunGoesOn: TERM finishes the step, publishes and leaves in order; the same command goes on from there.
 func TestInterruptedRunGoesOn(t *testing.T) {
+	t.Parallel()
 	for _, sig := range []syscall.Signal{syscall.SIGTERM, syscall.SIGINT} {
 		t.Run(sig.String(), func(t *testing.T) {
 			j := newJob(t, 4, 200, 15*time.Millisecond)
@@ -119,6 +122,7 @@ func TestHealthyStepsWriteNothing(t *testing.T) {
 
 // TestSpareTakesTheRank: a parked trainer takes the place of a dead one in one generation, and the dead one's successor parks.
 func TestSpareTakesTheRank(t *testing.T) {
+	t.Parallel()
 	j := newJob(t, 3, 300, 15*time.Millisecond)
 	j.flags = []string{"--spares", "1"}
 	j.run()
@@ -159,6 +163,7 @@ func spares(s *node.Status) []node.MemberStatus {
 
 // TestDrainAndResize: members leave and come at the end of a step, and nobody else notices.
 func TestDrainAndResize(t *testing.T) {
+	t.Parallel()
 	j := newJob(t, 4, 250, 30*time.Millisecond)
 	j.run()
 	s := j.until("four ranks train", both(whole(4), at(10)))
