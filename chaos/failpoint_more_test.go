@@ -46,8 +46,8 @@ func finishBoth(a, b *job) {
 	b.finish()
 }
 
-// TestVoteLostBetweenHosts: a daemon dies when its vote is on its page and was sent to nobody. The one that takes over sends it,
-// and nobody needs another generation.
+// TestVoteLostBetweenHosts: a daemon dies when its vote is on its page and was sent to nobody. The one that takes over sends it, and
+// nobody is lost.
 func TestVoteLostBetweenHosts(t *testing.T) {
 	t.Parallel()
 	a, b := twoHosts(t, 120, 20*time.Millisecond)

@@ -102,6 +102,7 @@ type Daemon struct {
 	reported   time.Time
 	dirty      bool // the report has changed
 	form       *forming
+	links      usedLinks // of the newest formation
 	heal       *healing
 	healed     <-chan struct{} // closed when the newest heal touches nothing any more
 	saver      *saver

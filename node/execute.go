@@ -290,7 +290,7 @@ func (d *Daemon) startForming(g phalanx.Generation) {
 	l := d.life
 	d.ends.Go(func() {
 		defer cancel()
-		err := d.formEngine(ctx, world, l)
+		links, err := d.formEngine(ctx, world, l)
 		d.post(func() {
 			if d.life != l || d.form == nil || d.form.generation != g {
 				return
@@ -305,6 +305,7 @@ func (d *Daemon) startForming(g phalanx.Generation) {
 				}
 			default:
 				d.timings.FormedNS = time.Now().UnixNano()
+				d.links = usedLinks{g, links}
 				failpoint.Here("formed")
 				d.setLease()
 				d.run(l.machine.Step(elastic.Formed{Generation: g}))
@@ -331,16 +332,17 @@ func (d *Daemon) formAgain(g phalanx.Generation) {
 	}
 }
 
-// formEngine runs beside the loop. It touches the mappings, which only one formation at a time does.
-func (d *Daemon) formEngine(ctx context.Context, world phalanx.World, l *life) error {
+// formEngine runs beside the loop and returns the connections to other hosts that the engine uses now. It touches the mappings,
+// which only one formation at a time does.
+func (d *Daemon) formEngine(ctx context.Context, world phalanx.World, l *life) ([]host.RemotePeer, error) {
 	d.forming.Lock()
 	defer d.forming.Unlock()
 	seat := world.SeatOf(l.who.Member)
 	if l.retired.Load() { // its memory is unmapped under the same lock
-		return fmt.Errorf("form %s: %w", world.Generation, phalanx.ErrStaleGeneration)
+		return nil, fmt.Errorf("form %s: %w", world.Generation, phalanx.ErrStaleGeneration)
 	}
 	if seat == nil || l.segment == nil || l.board == nil {
-		return fmt.Errorf("form %s: the trainer has no segment", world.Generation)
+		return nil, fmt.Errorf("form %s: the trainer has no segment", world.Generation)
 	}
 	var locals []host.LocalPeer
 	keep := map[lifeKey]bool{}
@@ -351,19 +353,19 @@ func (d *Daemon) formEngine(ctx context.Context, world phalanx.World, l *life) e
 		key := lifeKey{o.Member.Index(), o.Incarnation}
 		m, err := d.mapSibling(key)
 		if err != nil {
-			return fmt.Errorf("form %s with %s: %w", world.Generation, o.Incarnate, err)
+			return nil, fmt.Errorf("form %s with %s: %w", world.Generation, o.Incarnate, err)
 		}
 		keep[key] = true
 		locals = append(locals, host.LocalPeer{Rank: o.Rank, Segment: m.segment.Bytes(), Board: m.board.Bytes(), Ring: d.bells.Bell(2 * key.index).Ring})
 	}
 	remotes, err := d.peers.dataLinks(ctx, &world, seat.Rank)
 	if err != nil {
-		return fmt.Errorf("form %s with %w", world.Generation, err)
+		return nil, fmt.Errorf("form %s with %w", world.Generation, err)
 	}
 	failpoint.Here("peers-mapped")
 	self := host.Self{Rank: seat.Rank, Segment: l.segment.Bytes(), Board: l.board.Bytes()}
 	if err := d.engine.Form(world, self, locals, remotes); err != nil {
-		return err
+		return nil, err
 	}
 	for key, m := range d.mappings { // the engine uses none of these any more
 		if !keep[key] {
@@ -372,7 +374,7 @@ func (d *Daemon) formEngine(ctx context.Context, world phalanx.World, l *life) e
 			delete(d.mappings, key)
 		}
 	}
-	return nil
+	return remotes, nil
 }
 
 func (d *Daemon) mapSibling(key lifeKey) (mapped, error) {

@@ -282,6 +282,7 @@ func (d *Daemon) tick(now time.Time, lateness time.Duration) {
 		d.plain.tick(now)
 	}
 	d.watchLeader(now)
+	d.watchLinks()
 	d.peers.tryWorld(now)
 	if !d.waitLog.IsZero() && now.After(d.waitLog) {
 		d.waitLog = time.Time{}

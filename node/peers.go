@@ -385,6 +385,27 @@ func (p *peerLinks) broken(id phalanx.MemberID) error {
 	return nil
 }
 
+// usedLinks are the connections to other hosts over which a generation's collectives were formed here.
+type usedLinks struct {
+	generation phalanx.Generation
+	peers      []host.RemotePeer
+}
+
+// watchLinks complains of a connection of the present generation that has ended, also when nothing here needs it any more: a
+// daemon that came back beside its trainer may have to receive again what this one has sent for good, over a connection that
+// belongs to no formation here, and neither of the two would ever fail. Nobody who answers the seal is evicted for it.
+func (d *Daemon) watchLinks() {
+	if d.links.generation != d.state.World.Generation || d.state.Phase == elastic.Finished {
+		return
+	}
+	for _, p := range d.links.peers {
+		if err := p.Link.Err(); err != nil && int(p.Rank) < d.state.World.Size() {
+			who := d.state.World.Seats[p.Rank].Incarnate
+			d.addEvidence(phalanx.Evidence{Kind: phalanx.Unreachable, About: who, Source: d.me(), Detail: fmt.Sprintf("the connection for collectives broke: %v", err)})
+		}
+	}
+}
+
 // secondHand is how long a member waits for the word of those whose own connection broke before it complains of a collective
 // that was given up elsewhere.
 const secondHand = 500 * time.Millisecond
