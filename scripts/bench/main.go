@@ -61,6 +61,7 @@ func main() {
 	flag.StringVar(&p.commit, "commit", "unknown", "what was built")
 	flag.StringVar(&p.only, "only", "", "parts to measure, separated by commas: "+strings.Join(partNames, ", "))
 	flag.StringVar(&python, "rivals", "", "measure the rivals, with this python, beside a part of the above; writes rivals.md")
+	render := flag.Bool("render", false, "measure nothing: write core.md again from the core.json in the folder of -out")
 	flag.BoolVar(&p.quick, "quick", false, "small counts: to see that everything runs, not for figures")
 	flag.Uint64Var(&p.seed, "seed", 1, "of the choice of victims and of the moment in a step")
 	flag.IntVar(&p.kills, "kills", 200, "kills of trainers of the reference trainer's job")
@@ -85,7 +86,10 @@ func main() {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	measure := bench
-	if python != "" {
+	switch {
+	case *render:
+		measure = func(_ context.Context, p plan) error { return renderAgain(p.out) }
+	case python != "":
 		measure = func(ctx context.Context, p plan) error { return rivals(ctx, p, python) }
 	}
 	if err := measure(ctx, p); err != nil {

@@ -47,6 +47,21 @@ func write(folder, name, page string, values any) error {
 	return os.WriteFile(filepath.Join(folder, name+".md"), b.Bytes(), 0o644)
 }
 
+// renderAgain writes core.md from core.json: with other words, or with parts that were measured one by one on the same machine.
+func renderAgain(folder string) error {
+	name := filepath.Join(folder, "core.json")
+	raw, err := os.ReadFile(name)
+	if err != nil {
+		return err
+	}
+	r := &results{}
+	if err := json.Unmarshal(raw, r); err != nil {
+		return fmt.Errorf("read %s: %w", name, err)
+	}
+	r.Aims, r.Surprises = aims(r), surprises(r)
+	return write(folder, "core", pageCore, r)
+}
+
 // size is a number of bytes for a page.
 func size(bytes int) string {
 	if bytes >= 1<<20 {

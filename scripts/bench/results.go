@@ -13,6 +13,7 @@ import (
 type results struct {
 	Machine   facts        `json:"machine"`
 	Quick     bool         `json:"quick,omitempty"`
+	Note      string       `json:"note,omitempty"` // how these were measured, where that differs from one run of everything
 	Ranks     int          `json:"ranks"`
 	Began     time.Time    `json:"began"`
 	Seconds   float64      `json:"seconds"`
