@@ -23,7 +23,7 @@ var reasons = map[string]map[string]string{
 
 // ofChange is about the parts of a change of the world.
 var ofChange = map[string]string{
-	"detect":     "the kernel ends the process and unmaps its memory before it tells the parent, the daemon, which then waits for a processor",
+	"detect":     "the kernel marks the pulse before it unmaps the process's memory; the daemon then waits for a processor",
 	"tell":       "one message to the leader, which asks at once; nobody waits for a timeout",
 	"seal":       "one round trip to every living member; its daemon may have to wait for a processor behind a trainer",
 	"agree":      "one log entry, synced to disk by the leader and by one more voter, then pushed to all",
