@@ -127,15 +127,15 @@ func (g *guard) write(operation string, f func() error) error {
 }
 
 func (g *guard) poisoned(err error) error {
-	g.poison.CompareAndSwap(nil, &err)
-	err = *g.poison.Load()
+	g.poison.CompareAndSwap(nil, &err) // others read it from now on, so it is not written again
+	first := *g.poison.Load()
 	// Only reads happen before Open is done, and they return their errors to it.
 	select {
 	case <-g.opened:
-		g.failOnce.Do(func() { g.fail(err) })
+		g.failOnce.Do(func() { g.fail(first) })
 	case <-g.quit:
 	}
-	return err
+	return first
 }
 
 // end is for calls whose error makes raft panic and would take the trainers' daemon with it. By then fail has closed the
