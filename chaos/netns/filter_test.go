@@ -60,6 +60,10 @@ func TestFilters(t *testing.T) {
 				continue
 			}
 			got := talk(t, way.from, way.to, way.dscp, 200)
+			// The filter before may have dropped answers for a hardware address; the kernel asks again a while later.
+			for try := 0; try < 5 && got == 0 && way.want == 200; try++ {
+				got = talk(t, way.from, way.to, way.dscp, 200)
+			}
 			off := max(got-way.want, way.want-got)
 			if off > 0 && (x.filters == nil || x.filters[0].Percent == 0) || off > 45 { // seven times the deviation of the draws
 				t.Errorf("%s, %s: %d of 200 came, want %d", x.what, way.what, got, way.want)
