@@ -17,11 +17,17 @@ import (
 func (g *group) patient(again time.Duration) []*server {
 	servers := g.start(3, func(c *Config) { c.Heartbeat = time.Minute })
 	for _, s := range servers {
-		s.cfg.FastHeartbeat = again
-		g.eventually("relax", func() bool { return !s.Status().Hastened })
-		g.eventually("know the leader", func() bool { id, _, ok := s.Leader(); return ok && id == servers[0].ServerID() })
+		g.ready(s, servers[0], again)
 	}
 	return servers
+}
+
+// ready waits until one of three servers has heard who leads and that all three vote: one that does not know stands for nothing.
+func (g *group) ready(s, leader *server, again time.Duration) {
+	s.cfg.FastHeartbeat = again
+	g.eventually("relax", func() bool { return !s.Status().Hastened })
+	g.eventually("know the leader", func() bool { id, _, ok := s.Leader(); return ok && id == leader.ServerID() })
+	g.eventually("know the voters", func() bool { return len(s.Status().Voters) == 3 })
 }
 
 func TestStandNeedsNoTimeout(t *testing.T) {
@@ -93,9 +99,9 @@ func TestStandDoesNotFollowAVote(t *testing.T) {
 	left := servers[1:]
 	for _, s := range left {
 		g.join(servers[0], s)
-		s.cfg.FastHeartbeat = time.Minute
-		g.eventually("relax", func() bool { return !s.Status().Hastened })
-		g.eventually("know the leader", func() bool { id, _, ok := s.Leader(); return ok && id == servers[0].ServerID() })
+	}
+	for _, s := range left {
+		g.ready(s, servers[0], time.Minute)
 	}
 	slices.SortFunc(left, func(a, b *server) int { return strings.Compare(a.ServerID(), b.ServerID()) })
 	first, second := left[0], left[1]
