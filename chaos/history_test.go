@@ -7,10 +7,10 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strings"
 	"testing"
 
 	"phalanx"
+	"phalanx/chaos/internal/ask"
 	"phalanx/elastic"
 	"phalanx/node"
 )
@@ -104,20 +104,7 @@ func survivors(before, now elastic.Transition) []phalanx.MemberID {
 	})
 }
 
-func (h *history) String() string {
-	var b strings.Builder
-	for _, t := range h.ordered() {
-		fmt.Fprintf(&b, "  %s %s: world %v lost %v healing %v resume %d newest %d", t.Generation, t.Cause, t.Members, t.Lost, t.Healing, t.ResumeStep, t.Newest)
-		if t.Seconds != nil {
-			fmt.Fprintf(&b, " %+v", *t.Seconds)
-		}
-		for _, e := range t.Evidence {
-			fmt.Fprintf(&b, "\n      %s", e)
-		}
-		b.WriteByte('\n')
-	}
-	return cmp.Or(b.String(), "  none")
-}
+func (h *history) String() string { return cmp.Or(ask.Lines(h.ordered()), "  none") }
 
 // whole reports whether n ranks train, with daemon and trainer alive.
 func whole(n int) func(*node.Status) bool {

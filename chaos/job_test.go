@@ -5,11 +5,8 @@ package chaos_test
 import (
 	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"net"
-	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -20,6 +17,7 @@ import (
 	"testing"
 	"time"
 
+	"phalanx/chaos/internal/ask"
 	"phalanx/node"
 )
 
@@ -138,7 +136,7 @@ func (j *job) look() (*node.Status, error) {
 	var errs []error
 	for i := range j.nproc + 1 { // one more: a spare
 		index := (j.asked + i) % (j.nproc + 1)
-		s, err := j.ask(index)
+		s, err := ask.Daemon(j.ctx, j.dir, index, askTime)
 		if err == nil {
 			j.asked = index
 			if s.Leader.Host() == j.host { // it answers by itself; the others have to ask it
@@ -151,39 +149,6 @@ func (j *job) look() (*node.Status, error) {
 		errs = append(errs, err)
 	}
 	return nil, errors.Join(errs...)
-}
-
-func (j *job) ask(index int) (*node.Status, error) {
-	var f node.DaemonFile
-	b, err := os.ReadFile(node.NewPaths(j.dir, "").DaemonFile(index))
-	if err == nil {
-		err = json.Unmarshal(b, &f)
-	}
-	if err != nil {
-		return nil, err
-	}
-	ctx, cancel := context.WithTimeout(j.ctx, askTime)
-	defer cancel()
-	c := http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-		return (&net.Dialer{}).DialContext(ctx, "unix", f.Socket)
-	}}}
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://daemon/v1/status?explain=1", http.NoBody)
-	if err != nil {
-		return nil, err
-	}
-	answer, err := c.Do(request)
-	if err != nil {
-		return nil, err
-	}
-	defer answer.Body.Close()
-	s := new(node.Status)
-	if err := json.NewDecoder(answer.Body).Decode(s); err != nil {
-		return nil, err
-	}
-	if answer.StatusCode != http.StatusOK {
-		return nil, fmt.Errorf("status: %s", answer.Status)
-	}
-	return s, nil
 }
 
 // until asks until a leader's answer is as wanted.

@@ -4,21 +4,17 @@ package netns_test
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
-	"net"
-	"net/http"
-	"os"
 	"path/filepath"
 	"reflect"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
 	"phalanx"
+	"phalanx/chaos/internal/ask"
 	"phalanx/chaos/netns"
 	"phalanx/elastic"
 	"phalanx/node"
@@ -67,7 +63,7 @@ func (w *watch) end() {
 func (w *watch) ask(h *netns.Host) (*node.Status, error) {
 	var errs []error
 	for i := range w.c.nproc {
-		s, err := w.askOne(h, i)
+		s, err := ask.Daemon(context.Background(), w.c.home(h), i, askTime)
 		if err == nil {
 			w.note(h, s)
 			return s, nil
@@ -75,39 +71,6 @@ func (w *watch) ask(h *netns.Host) (*node.Status, error) {
 		errs = append(errs, err)
 	}
 	return nil, errors.Join(errs...)
-}
-
-func (w *watch) askOne(h *netns.Host, index int) (*node.Status, error) {
-	var f node.DaemonFile
-	b, err := os.ReadFile(node.NewPaths(w.c.home(h), "").DaemonFile(index))
-	if err == nil {
-		err = json.Unmarshal(b, &f)
-	}
-	if err != nil {
-		return nil, err
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), askTime)
-	defer cancel()
-	c := http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-		return (&net.Dialer{}).DialContext(ctx, "unix", f.Socket) // a path leads from one network namespace into another
-	}}}
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://daemon/v1/status?explain=1", http.NoBody)
-	if err != nil {
-		return nil, err
-	}
-	answer, err := c.Do(request)
-	if err != nil {
-		return nil, err
-	}
-	defer answer.Body.Close()
-	s := new(node.Status)
-	if err := json.NewDecoder(answer.Body).Decode(s); err != nil {
-		return nil, err
-	}
-	if answer.StatusCode != http.StatusOK {
-		return nil, fmt.Errorf("status: %s", answer.Status)
-	}
-	return s, nil
 }
 
 // killing notes that a process is about to be killed by the test.
@@ -228,17 +191,4 @@ func (w *watch) judge() {
 	}
 }
 
-func (w *watch) String() string {
-	var b strings.Builder
-	for _, tr := range w.history() {
-		fmt.Fprintf(&b, "  %s %s: world %v lost %v healing %v resume %d newest %d", tr.Generation, tr.Cause, tr.Members, tr.Lost, tr.Healing, tr.ResumeStep, tr.Newest)
-		if tr.Seconds != nil {
-			fmt.Fprintf(&b, " %+v", *tr.Seconds)
-		}
-		for _, e := range tr.Evidence {
-			fmt.Fprintf(&b, "\n      %s", e)
-		}
-		b.WriteByte('\n')
-	}
-	return b.String()
-}
+func (w *watch) String() string { return ask.Lines(w.history()) }
