@@ -375,16 +375,6 @@ func (p *peerLinks) keep(w *phalanx.World) {
 	}
 }
 
-// broken returns why the connection for collectives with a member is broken, nil while it works or if there was none.
-func (p *peerLinks) broken(id phalanx.MemberID) error {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if l := p.data[id]; l != nil {
-		return l.link.Err()
-	}
-	return nil
-}
-
 // usedLinks are the connections to other hosts over which a generation's collectives were formed here.
 type usedLinks struct {
 	generation phalanx.Generation
@@ -393,17 +383,20 @@ type usedLinks struct {
 
 // watchLinks complains of a connection of the present generation that has ended, also when nothing here needs it any more: a
 // daemon that came back beside its trainer may have to receive again what this one has sent for good, over a connection that
-// belongs to no formation here, and neither of the two would ever fail. Nobody who answers the seal is evicted for it.
-func (d *Daemon) watchLinks() {
+// belongs to no formation here, and neither of the two would ever fail. Nobody who answers the seal is evicted for it. It reports
+// whether one has ended.
+func (d *Daemon) watchLinks() (ended bool) {
 	if d.links.generation != d.state.World.Generation || d.state.Phase == elastic.Finished {
-		return
+		return false
 	}
 	for _, p := range d.links.peers {
 		if err := p.Link.Err(); err != nil && int(p.Rank) < d.state.World.Size() {
 			who := d.state.World.Seats[p.Rank].Incarnate
 			d.addEvidence(phalanx.Evidence{Kind: phalanx.Unreachable, About: who, Source: d.me(), Detail: fmt.Sprintf("the connection for collectives broke: %v", err)})
+			ended = true
 		}
 	}
+	return ended
 }
 
 // secondHand is how long a member waits for the word of those whose own connection broke before it complains of a collective
@@ -417,11 +410,8 @@ func (d *Daemon) peerGaveUp(l *life, g phalanx.Generation, err error, waited boo
 	if l != d.life || g != d.state.World.Generation {
 		return
 	}
-	for _, seat := range d.state.World.Seats {
-		if cause := d.peers.broken(seat.Member); cause != nil {
-			d.addEvidence(phalanx.Evidence{Kind: phalanx.Unreachable, About: seat.Incarnate, Source: d.me(), Detail: fmt.Sprintf("the connection for collectives broke: %v", cause)})
-			return
-		}
+	if d.watchLinks() {
+		return
 	}
 	if waited {
 		d.addEvidence(phalanx.Evidence{Kind: phalanx.Unreachable, About: l.who, Source: d.me(), Detail: err.Error()})
