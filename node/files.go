@@ -4,17 +4,37 @@ package node
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
+
+	"golang.org/x/sys/unix"
 
 	"phalanx"
 )
 
 func sortIncarnations(a []phalanx.Incarnation) { slices.Sort(a) }
 
-// writeJSON replaces a file as a whole: readers see the old or the new content, also after a power loss.
+// rename replaces a name for good: a power loss right after it does not bring the old one back.
+func rename(from, to string) error {
+	if err := os.Rename(from, to); err != nil {
+		return err
+	}
+	dir, err := os.Open(filepath.Dir(to))
+	if err != nil {
+		return fmt.Errorf("keep the new name %s: %w", to, err)
+	}
+	defer dir.Close()
+	// Some file systems cannot sync a directory, and keep its names in order without.
+	if err := dir.Sync(); err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOTSUP) {
+		return fmt.Errorf("keep the new name %s: %w", to, err)
+	}
+	return nil
+}
+
+// writeJSON replaces a file as a whole: readers see the old or the new content, and the new one after a power loss.
 func writeJSON(path string, v any) error {
 	b, err := json.MarshalIndent(v, "", "  ")
 	if err != nil {
@@ -32,7 +52,7 @@ func writeJSON(path string, v any) error {
 		err = e
 	}
 	if err == nil {
-		err = os.Rename(f.Name(), path)
+		err = rename(f.Name(), path)
 	}
 	if err != nil {
 		_ = os.Remove(f.Name())

@@ -35,7 +35,8 @@ func (d *Daemon) found() error {
 		return fmt.Errorf("found the job: %w", err)
 	}
 	failpoint.Here("bootstrapped")
-	if err := os.Rename(d.founding(), d.founded()); err != nil {
+	// Others may join from now on: the first mark must not come back, or the log would be thrown away at the next start.
+	if err := rename(d.founding(), d.founded()); err != nil {
 		return fmt.Errorf("found the job: %w", err)
 	}
 	failpoint.Here("founded")

@@ -107,13 +107,23 @@ func (r *reach) apart(w *phalanx.World, host string, now time.Time) []phalanx.Me
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	var out []phalanx.MemberID
-	seen := map[string]bool{host: true}
+	for _, m := range oneOfEach(w, host) {
+		if t := r.trials[m.Host()]; t == nil || !t.wentWell() || now.Sub(t.well) > 2*trialEvery+trialTimeout {
+			out = append(out, m)
+		}
+	}
+	return out
+}
+
+// oneOfEach lists the first member of each host of the world but one.
+func oneOfEach(w *phalanx.World, but string) []phalanx.MemberID {
+	var out []phalanx.MemberID
+	seen := map[string]bool{but: true}
 	for _, s := range w.Seats {
-		h := s.Member.Host()
-		if t := r.trials[h]; !seen[h] && (t == nil || !t.wentWell() || now.Sub(t.well) > 2*trialEvery+trialTimeout) {
+		if h := s.Member.Host(); !seen[h] {
+			seen[h] = true
 			out = append(out, s.Member)
 		}
-		seen[h] = true
 	}
 	return out
 }
@@ -123,25 +133,19 @@ func (r *reach) due(w *phalanx.World, host string, now time.Time) []phalanx.Memb
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	var out []phalanx.MemberID
-	seen := map[string]bool{host: true}
-	for _, s := range w.Seats {
-		h := s.Member.Host()
-		if seen[h] {
-			continue
-		}
-		seen[h] = true
-		t := r.trials[h]
+	for _, m := range oneOfEach(w, host) {
+		t := r.trials[m.Host()]
 		if t == nil {
 			t = &trial{}
-			r.trials[h] = t
+			r.trials[m.Host()] = t
 		}
 		wait := trialEvery
 		if !t.wentWell() {
 			wait = trialAgain
 		}
 		if !t.busy && (t.at.IsZero() || now.Sub(t.at) >= wait) {
-			t.member, t.busy = s.Member, true
-			out = append(out, s.Member)
+			t.member, t.busy = m, true
+			out = append(out, m)
 		}
 	}
 	return out
