@@ -10,6 +10,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"phalanx/scripts/internal/job"
 )
 
 // daemonUse is what the daemons of a training job use. CPU is in percent of one core, sizes are in MiB, each of one daemon.
@@ -55,7 +57,7 @@ func (j *run) use(ctx context.Context, what string) (*daemonUse, error) {
 		return nil, err
 	}
 	// The voters are chosen by then, and the memory of the start is given back.
-	if err := pause(ctx, 3*time.Second); err != nil {
+	if err := job.Pause(ctx, 3*time.Second); err != nil {
 		return nil, err
 	}
 	from, err := j.Look(ctx)
@@ -68,7 +70,7 @@ func (j *run) use(ctx context.Context, what string) (*daemonUse, error) {
 			return nil, err
 		}
 	}
-	if err := pause(ctx, j.observe); err != nil {
+	if err := job.Pause(ctx, j.observe); err != nil {
 		return nil, err
 	}
 	took := time.Since(began)

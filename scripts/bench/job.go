@@ -58,7 +58,7 @@ func (r *run) pace(ctx context.Context, within time.Duration) (float64, error) {
 		return 0, err
 	}
 	began := time.Now()
-	if err := pause(ctx, within); err != nil {
+	if err := job.Pause(ctx, within); err != nil {
 		return 0, err
 	}
 	to, err := r.Look(ctx)
@@ -66,16 +66,6 @@ func (r *run) pace(ctx context.Context, within time.Duration) (float64, error) {
 		return 0, err
 	}
 	return time.Since(began).Seconds() / float64(max(1, to.Step-from.Step)), nil
-}
-
-// pause waits unless the context ends.
-func pause(ctx context.Context, d time.Duration) error {
-	select {
-	case <-time.After(d):
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
 }
 
 // trains is whole for a job whose first step may take long.

@@ -140,14 +140,14 @@ func (j *run) strike(ctx context.Context, random *rand.Rand) (*recovery, error) 
 
 // strikeAt kills processes at a random moment of a step and leaves the job alone for a while.
 func (j *run) strikeAt(ctx context.Context, random *rand.Rand, pids ...int) (int64, error) {
-	if err := pause(ctx, time.Duration(random.Int64N(int64(4*j.floor)))); err != nil {
+	if err := job.Pause(ctx, time.Duration(random.Int64N(int64(4*j.floor)))); err != nil {
 		return 0, err
 	}
 	at, err := job.Kill(pids...)
 	if err != nil {
 		return 0, err
 	}
-	return at, pause(ctx, j.settle)
+	return at, job.Pause(ctx, j.settle)
 }
 
 // changeAfter is the index of the change that lost the victim after the kill, -1 when there is none.

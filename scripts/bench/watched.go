@@ -88,7 +88,7 @@ func (j *run) aim(ctx context.Context, s *job.Status, what string, random *rand.
 		return victim, nil
 	}
 	defer func() { killed[victim] = time.Now() }()
-	return victim, pause(ctx, daemonLife-min(daemonLife, time.Since(killed[victim])))
+	return victim, job.Pause(ctx, daemonLife-min(daemonLife, time.Since(killed[victim])))
 }
 
 // watch kills once and reads what the trainers wrote down around it.
@@ -131,7 +131,7 @@ func (j *run) watch(ctx context.Context, what string, random *rand.Rand, killed 
 		if time.Now().After(end) {
 			return nil, fmt.Errorf("%w\n%s", err, j.Tail())
 		}
-		if err := pause(ctx, 20*time.Millisecond); err != nil {
+		if err := job.Pause(ctx, 20*time.Millisecond); err != nil {
 			return nil, err
 		}
 	}

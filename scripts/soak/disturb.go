@@ -76,7 +76,7 @@ func stall(ctx context.Context, r *rand.Rand, pid int) error {
 	if err := signalTo(syscall.SIGSTOP, pid); err != nil {
 		return err
 	}
-	err := pause(ctx, 200*time.Millisecond+time.Duration(r.IntN(2800))*time.Millisecond)
+	err := job.Pause(ctx, 200*time.Millisecond+time.Duration(r.IntN(2800))*time.Millisecond)
 	return errors.Join(err, signalTo(syscall.SIGCONT, pid))
 }
 
@@ -90,7 +90,7 @@ func (s *soak) again(ctx context.Context, after time.Duration) error {
 	case <-ctx.Done():
 		return ctx.Err()
 	}
-	if err := pause(ctx, after); err != nil {
+	if err := job.Pause(ctx, after); err != nil {
 		return err
 	}
 	return s.start()
@@ -143,7 +143,7 @@ func resize(ctx context.Context, s *soak, _ *job.Status, r *rand.Rand) error {
 		return err
 	}
 	_, err := s.until(ctx, "the world is smaller", func(now *job.Status) bool { return now.Whole(ranks - 1) })
-	err = errors.Join(err, pause(ctx, time.Duration(r.IntN(2000))*time.Millisecond))
+	err = errors.Join(err, job.Pause(ctx, time.Duration(r.IntN(2000))*time.Millisecond))
 	return errors.Join(err, s.ask(ctx, "resize", fmt.Sprint(ranks)))
 }
 
@@ -157,7 +157,7 @@ func (s *soak) ask(ctx context.Context, verb, what string) error {
 		if time.Now().After(deadline) || ctx.Err() != nil {
 			return fmt.Errorf("phalanx %s %s: %w: %s", verb, what, err, strings.TrimSpace(string(out)))
 		}
-		if err := pause(ctx, 500*time.Millisecond); err != nil {
+		if err := job.Pause(ctx, 500*time.Millisecond); err != nil {
 			return err
 		}
 	}
@@ -209,7 +209,7 @@ func (s *soak) disturb(ctx context.Context) error {
 		if now.Step >= s.calmFrom() {
 			return nil
 		}
-		if err := pause(ctx, time.Duration(r.Float64()*1.6*float64(s.gap))); err != nil {
+		if err := job.Pause(ctx, time.Duration(r.Float64()*1.6*float64(s.gap))); err != nil {
 			return err
 		}
 		if now, err = s.until(ctx, "all ranks train", settled); err != nil {
@@ -229,7 +229,7 @@ func (s *soak) disturb(ctx context.Context) error {
 				return fmt.Errorf("%s: %w", d.name, err)
 			}
 			if n > 1 {
-				if err := pause(ctx, wait); err != nil {
+				if err := job.Pause(ctx, wait); err != nil {
 					return err
 				}
 				if now, err = s.until(ctx, "some rank trains after "+d.name, func(now *job.Status) bool {
@@ -245,16 +245,6 @@ func (s *soak) disturb(ctx context.Context) error {
 // known reports whether the answer names all that a disturbance may ask for.
 func known(now *job.Status) bool {
 	return now.Find(now.Leader) != nil && !slices.ContainsFunc(now.World, func(id string) bool { return now.Find(id) == nil })
-}
-
-// pause waits unless the context ends.
-func pause(ctx context.Context, d time.Duration) error {
-	select {
-	case <-time.After(d):
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
 }
 
 // history is what the job said of its changes, by generation.

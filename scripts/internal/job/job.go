@@ -207,3 +207,13 @@ func Kill(pids ...int) (unixNS int64, err error) {
 	}
 	return at, nil
 }
+
+// Pause waits unless the context ends.
+func Pause(ctx context.Context, d time.Duration) error {
+	select {
+	case <-time.After(d):
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
