@@ -4,6 +4,7 @@ package phalanx
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 )
 
@@ -64,8 +65,28 @@ func (s JobSpec) Diff(t JobSpec) string {
 // TensorInfo describes one registered tensor of the training state.
 type TensorInfo struct {
 	Name  string `json:"name"`
-	DType string `json:"dtype"` // f32, f64, f16, bf16, i64, i32, u8
-	Shape []int  `json:"shape"`
+	DType string `json:"dtype"` // one of DTypes
+	Shape []int  `json:"shape"` // of what this rank holds
+	// Global is set when what this rank holds is a box of a larger tensor that its replica group holds together. Without
+	// it the tensor is replicated: every rank that names it holds the same bytes.
+	Global *Global `json:"global,omitempty"`
+	// PerRank: every rank has content of its own, such as the state of a random generator. It is saved once for each rank.
+	PerRank bool `json:"per_rank,omitempty"`
+}
+
+// Global says where a box lies in the tensor that it is a part of. Both have one number for each dimension of the tensor, and
+// the box's own size is the TensorInfo's Shape.
+type Global struct {
+	Shape  []int `json:"shape"`
+	Offset []int `json:"offset"`
+}
+
+// Equal reports whether two tensors are described alike.
+func (t TensorInfo) Equal(o TensorInfo) bool {
+	if t.Name != o.Name || t.DType != o.DType || t.PerRank != o.PerRank || !slices.Equal(t.Shape, o.Shape) || (t.Global == nil) != (o.Global == nil) {
+		return false
+	}
+	return t.Global == nil || slices.Equal(t.Global.Shape, o.Global.Shape) && slices.Equal(t.Global.Offset, o.Global.Offset)
 }
 
 // Bytes is the size of the tensor, row-major without padding. Unknown dtypes have none.
@@ -77,17 +98,35 @@ func (t TensorInfo) Bytes() int64 {
 	return n
 }
 
+// dtypes are the element types that can be stored, with their bytes. Sums take fewer, see package collective.
+var dtypes = []struct {
+	name string
+	size int
+}{
+	{"f64", 8}, {"f32", 4}, {"f16", 2}, {"bf16", 2},
+	{"f8_e4m3fn", 1}, {"f8_e5m2", 1}, {"f8_e4m3fnuz", 1}, {"f8_e5m2fnuz", 1}, {"f8_e8m0fnu", 1},
+	{"c64", 8}, {"c128", 16},
+	{"i64", 8}, {"i32", 4}, {"i16", 2}, {"i8", 1},
+	{"u64", 8}, {"u32", 4}, {"u16", 2}, {"u8", 1},
+	{"bool", 1},
+}
+
+// DTypes lists the element types that a state may have: floats by width, bf16, the 8-bit floats of PyTorch by its names,
+// complex numbers of two floats (c64 is two f32), integers, and bool (a byte, 0 or 1).
+func DTypes() []string {
+	names := make([]string, len(dtypes))
+	for i, d := range dtypes {
+		names[i] = d.name
+	}
+	return names
+}
+
 // DTypeSize is the bytes of one element, 0 for an unknown dtype.
 func DTypeSize(dtype string) int {
-	switch dtype {
-	case "f64", "i64":
-		return 8
-	case "f32", "i32":
-		return 4
-	case "f16", "bf16":
-		return 2
-	case "u8":
-		return 1
+	for _, d := range dtypes {
+		if d.name == dtype {
+			return d.size
+		}
 	}
 	return 0
 }

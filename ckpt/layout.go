@@ -43,7 +43,26 @@ func checkTensor(t phalanx.TensorInfo) error {
 		}
 		size *= int64(max(d, 1))
 	}
-	return nil
+	return checkGlobal(t)
+}
+
+// checkGlobal reports why a tensor cannot be a part of the larger one that it says it is.
+func checkGlobal(t phalanx.TensorInfo) error {
+	g := t.Global
+	switch {
+	case g == nil:
+		return nil
+	case t.PerRank:
+		return fmt.Errorf("tensor %.60q: is a box of a larger tensor and of each rank's own; it can only be one of them", t.Name)
+	case len(g.Shape) != len(t.Shape) || len(g.Offset) != len(t.Shape):
+		return fmt.Errorf("tensor %.60q: %d dimensions in a tensor of %d at an offset of %d", t.Name, len(t.Shape), len(g.Shape), len(g.Offset))
+	}
+	for d, n := range t.Shape {
+		if g.Offset[d] < 0 || g.Offset[d] > g.Shape[d] || n > g.Shape[d]-g.Offset[d] {
+			return fmt.Errorf("tensor %.60q: dimension %d covers [%d, %d+%d) of %d", t.Name, d, g.Offset[d], g.Offset[d], n, g.Shape[d])
+		}
+	}
+	return checkTensor(phalanx.TensorInfo{Name: t.Name, DType: t.DType, Shape: g.Shape})
 }
 
 // CheckLayout reports why a list of tensors cannot be a state: a bad tensor, or a name that appears twice.
@@ -74,7 +93,11 @@ func layoutHash(layout []phalanx.TensorInfo) string {
 			shape = []int{}
 		}
 		// Encoding strings and ints cannot fail; each line is unambiguous because JSON quotes newlines.
-		line, _ := json.Marshal([]any{t.Name, t.DType, shape})
+		fields := []any{t.Name, t.DType, shape}
+		if t.Global != nil || t.PerRank {
+			fields = append(fields, t.Global, t.PerRank)
+		}
+		line, _ := json.Marshal(fields)
 		h.Write(append(line, '\n'))
 	}
 	return hex.EncodeToString(h.Sum(nil))

@@ -138,14 +138,21 @@ func (c *CRC) UnmarshalText(text []byte) error {
 // MaxKeyBytes bounds a key; S3 allows 1024.
 const MaxKeyBytes = 768
 
+// MetadataName is the name that PyTorch's distributed checkpoints give their index.
+const MetadataName = ".metadata"
+
 // ValidKey says why a key cannot be used, nil when it can: 1 to MaxKeyBytes bytes of A-Z a-z 0-9 . _ - in elements
-// separated by single slashes, no element longer than 200 bytes or beginning with a dot. The set is small so that a key is
-// the same in a URL, a file name and a shell.
+// separated by single slashes, no element longer than 200 bytes or beginning with a dot, but for a last one that is
+// MetadataName. The set is small so that a key is the same in a URL, a file name and a shell.
 func ValidKey(key string) error {
 	if key == "" || len(key) > MaxKeyBytes {
 		return fmt.Errorf("key %.60q: want 1 to %d bytes", key, MaxKeyBytes)
 	}
-	for element := range strings.SplitSeq(key, "/") {
+	checked := key
+	if strings.HasSuffix(key, "/"+MetadataName) {
+		checked = strings.TrimSuffix(key, "/"+MetadataName)
+	}
+	for element := range strings.SplitSeq(checked, "/") {
 		switch {
 		case element == "":
 			return fmt.Errorf("key %.60q: empty element", key)

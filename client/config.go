@@ -21,6 +21,11 @@ type Config struct {
 	// the library reads it for heals and saves and writes it when this member heals. Names are unique; all members list
 	// the same tensors in the same order.
 	State []kernels.Tensor
+	// Global says of tensors of State, by name, that they are boxes of larger tensors, which the ranks of a replica group hold
+	// together. Checkpoints hold the larger ones and can be restored into any other cut.
+	Global map[string]phalanx.Global
+	// PerRank names tensors of State that each rank has of its own; all others are equal on all ranks with one coordinate.
+	PerRank map[string]bool
 	// GradientElements is the number of float32 that one step reduces.
 	GradientElements int
 	// CountElements is the largest number of int64 for AllReduceI64; 0 means DefaultCountElements.
@@ -80,7 +85,10 @@ func (cfg *Config) validate() ([]phalanx.TensorInfo, error) {
 	seen := map[string]bool{}
 	infos := make([]phalanx.TensorInfo, len(cfg.State))
 	for i, t := range cfg.State {
-		infos[i] = phalanx.TensorInfo{Name: t.Name, DType: t.DType, Shape: t.Shape}
+		infos[i] = phalanx.TensorInfo{Name: t.Name, DType: t.DType, Shape: t.Shape, PerRank: cfg.PerRank[t.Name]}
+		if g, found := cfg.Global[t.Name]; found {
+			infos[i].Global = &g
+		}
 		if seen[t.Name] {
 			return nil, fmt.Errorf("two tensors are called %q", t.Name)
 		}

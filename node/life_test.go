@@ -172,7 +172,7 @@ func TestOutfitIsFoundAgain(t *testing.T) {
 	if l.serveSlot(wire.ServeCount) != l.fillSlot(0) || l.fillSlot(wire.FillCount) != size {
 		t.Errorf("rings from %d, %d end at %d of %d", l.serveSlot(0), l.fillSlot(0), l.fillSlot(wire.FillCount), size)
 	}
-	if l.spec == nil || *l.spec != h.Spec || !slices.EqualFunc(l.layout, h.State, sameTensor) {
+	if l.spec == nil || *l.spec != h.Spec || !slices.EqualFunc(l.layout, h.State, phalanx.TensorInfo.Equal) {
 		t.Error("the hello is not kept")
 	}
 	if got := l.slabLabels(); got != nil {

@@ -162,7 +162,7 @@ func (d *Daemon) hello(h *wire.Hello) (*wire.Welcome, *wire.Error) {
 		if diff := s.Diff(h.Spec); diff != "" {
 			return nil, d.refuse("the trainer asks for another job: " + diff)
 		}
-		if !slices.EqualFunc(d.state.State, h.State, sameTensor) {
+		if !slices.EqualFunc(d.state.State, h.State, phalanx.TensorInfo.Equal) {
 			return nil, d.refuse("the trainer registers another state than the job has")
 		}
 	}
@@ -184,10 +184,6 @@ func (d *Daemon) hello(h *wire.Hello) (*wire.Welcome, *wire.Error) {
 		DaemonBell: 2 * d.cfg.Index, TrainerBell: 2*d.cfg.Index + 1, Segment: d.paths.Shared(d.cfg.Index, n, "seg"), SegmentBytes: int64(len(l.segment.Bytes())),
 		Slab: d.paths.Shared(d.cfg.Index, n, "slab"), SlabBytes: int64(len(l.slab.Bytes())), Protocol: wire.Protocol, Spec: h.Spec,
 	}, nil
-}
-
-func sameTensor(a, b phalanx.TensorInfo) bool {
-	return a.Name == b.Name && a.DType == b.DType && slices.Equal(a.Shape, b.Shape)
 }
 
 // refuse keeps a trainer with another job out for good: a restart would not change it.

@@ -55,7 +55,7 @@ func (w *walk) dir(ctx context.Context, at string) error {
 	names := make([]string, 0, len(entries))
 	for _, e := range entries {
 		switch {
-		case strings.HasPrefix(e.Name(), "."):
+		case strings.HasPrefix(e.Name(), ".") && (e.Name() != ckpt.MetadataName || at == ""):
 		case e.IsDir():
 			names = append(names, e.Name()+"/")
 		default:

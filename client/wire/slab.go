@@ -7,6 +7,7 @@ import (
 	"hash/fnv"
 	"math"
 	"strconv"
+	"strings"
 
 	"phalanx"
 )
@@ -17,7 +18,8 @@ type SlabLayout struct {
 	Offsets []int64 // of each tensor, in bytes from the start of the slab
 	Sizes   []int64 // of each tensor in bytes
 	Total   int64   // bytes of the slab
-	Hash    uint64  // of names, dtypes and shapes in their order: FNV-1a over "name NUL dtype NUL d0,d1,… NUL"
+	Hash    uint64  // of names, dtypes and shapes in their order: FNV-1a over "name NUL dtype NUL d0,d1,… NUL", and
+	// "of d0,… at o0,… NUL" for a box of a larger tensor, "per rank NUL" for one that each rank has of its own
 }
 
 // LayoutSlab places tensors. It refuses unknown dtypes, negative dimensions and sizes beyond 63 bits.
@@ -43,7 +45,7 @@ func LayoutSlab(tensors []phalanx.TensorInfo) (SlabLayout, error) {
 func tensorBytes(t phalanx.TensorInfo) (int64, error) {
 	size := int64(phalanx.DTypeSize(t.DType))
 	if size == 0 {
-		return 0, fmt.Errorf("dtype %q is unknown; use f32, f64, f16, bf16, i64, i32 or u8", t.DType)
+		return 0, fmt.Errorf("dtype %q is unknown; use one of %s", t.DType, strings.Join(phalanx.DTypes(), ", "))
 	}
 	for _, d := range t.Shape {
 		if d < 0 || d > 0 && size > math.MaxInt64/int64(d) {
@@ -57,13 +59,25 @@ func tensorBytes(t phalanx.TensorInfo) (int64, error) {
 func tensorKey(t phalanx.TensorInfo) []byte {
 	b := append([]byte(t.Name), 0)
 	b = append(append(b, t.DType...), 0)
-	for i, d := range t.Shape {
+	b = append(appendInts(b, t.Shape), 0)
+	if t.Global != nil {
+		b = appendInts(append(b, "of "...), t.Global.Shape)
+		b = append(appendInts(append(b, " at "...), t.Global.Offset), 0)
+	}
+	if t.PerRank {
+		b = append(b, "per rank\x00"...)
+	}
+	return b
+}
+
+func appendInts(b []byte, numbers []int) []byte {
+	for i, d := range numbers {
 		if i > 0 {
 			b = append(b, ',')
 		}
 		b = strconv.AppendInt(b, int64(d), 10)
 	}
-	return append(b, 0)
+	return b
 }
 
 // Slab is host memory that holds the staged state of one label.
