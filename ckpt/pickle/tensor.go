@@ -1,0 +1,226 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package pickle
+
+import (
+	"fmt"
+	"math"
+	"slices"
+
+	"phalanx"
+)
+
+// Tensor is a tensor as a pickle of torch.save describes it: a view of a storage whose bytes are elsewhere.
+type Tensor struct {
+	Storage      string // its key: the member data/KEY of the archive
+	StorageBytes int64  // of the whole storage
+	DType        string // one of phalanx.DTypes, "" when there is none for DTypeName
+	DTypeName    string // PyTorch's own name, such as float32
+	Shape        []int
+	Strides      []int // in elements, one for each dimension, not negative; 0 repeats
+	Offset       int64 // of the first element in the storage, in elements
+	RequiresGrad bool
+}
+
+// rebuilds are the functions by which PyTorch makes a tensor of its description, with the arguments that they have at least.
+var rebuilds = map[Name]int{
+	{"torch._utils", "_rebuild_tensor"}:    4,
+	{"torch._utils", "_rebuild_tensor_v2"}: 6,
+	{"torch._utils", "_rebuild_tensor_v3"}: 7,
+}
+
+// wrappers are functions that take a tensor as their first argument and return it, marked.
+var wrappers = []Name{
+	{"torch._utils", "_rebuild_parameter"},
+	{"torch._utils", "_rebuild_parameter_with_state"},
+}
+
+// fromType is how a tensor with a Python type of its own, or with attributes, is made: of a function and its arguments.
+var fromType = Name{"torch._tensor", "_rebuild_from_type_v2"}
+
+// TensorGlobal reports whether a global is part of how torch.save writes tensors, or the OrderedDict that state dicts are.
+// It serves as Policy.KnownIn.
+func TensorGlobal(module, name string) bool {
+	key := Name{module, name}
+	if _, ok := rebuilds[key]; ok || slices.Contains(wrappers, key) || key == fromType {
+		return true
+	}
+	switch module {
+	case "torch":
+		return slices.ContainsFunc(torchTypes, func(t torchType) bool { return t.name == name || t.storage == name && name != "" }) || name == "Size"
+	case "torch.storage":
+		return name == "UntypedStorage" || name == "_UntypedStorage"
+	case "collections":
+		return name == "OrderedDict"
+	}
+	return false
+}
+
+// IsTensor reports whether a value describes a tensor, so that AsTensor makes one of it or says what is wrong with it.
+func IsTensor(v any) bool {
+	o, ok := v.(*Object)
+	if !ok || !o.Known() {
+		return false
+	}
+	key := Name{o.Global().Module, o.Global().Name}
+	_, direct := rebuilds[key]
+	return direct || slices.Contains(wrappers, key) || key == fromType
+}
+
+// AsTensor reads the description of a tensor, and checks that all its elements lie in its storage.
+func AsTensor(v any) (*Tensor, error) {
+	for range 4 { // a parameter of a type of its own is wrapped twice
+		o, ok := v.(*Object)
+		if !ok || !IsTensor(v) {
+			return nil, fmt.Errorf("%s is no tensor", Describe(v))
+		}
+		g := o.Global()
+		key := Name{g.Module, g.Name}
+		args, ok := o.Args.(*Tuple)
+		if !ok {
+			return nil, fmt.Errorf("%s is called with %s", g, Describe(o.Args))
+		}
+		if least, ok := rebuilds[key]; ok {
+			if len(args.Items) < least {
+				return nil, fmt.Errorf("%s is called with %d arguments, it has %d", g, len(args.Items), least)
+			}
+			return tensorOf(args.Items)
+		}
+		switch {
+		case key == fromType && len(args.Items) >= 3:
+			v = &Object{Class: args.Items[0], Args: args.Items[2], Offset: o.Offset}
+		case key != fromType && len(args.Items) >= 1:
+			v = args.Items[0]
+		default:
+			return nil, fmt.Errorf("%s is called with %d arguments", g, len(args.Items))
+		}
+	}
+	return nil, fmt.Errorf("a tensor wrapped too often")
+}
+
+// tensorOf reads (storage, offset, shape, strides, requires_grad, hooks, dtype); the last three may be missing.
+func tensorOf(args []any) (*Tensor, error) {
+	t, size, err := storageOf(args[0])
+	if err != nil {
+		return nil, err
+	}
+	if len(args) > 6 {
+		if g, ok := args[6].(*Global); ok && g.Module == "torch" {
+			t.DTypeName, t.DType = g.Name, DType(g.Name)
+			size = phalanx.DTypeSize(t.DType)
+		}
+	}
+	offset, ok := args[1].(int64)
+	if !ok || offset < 0 {
+		return nil, fmt.Errorf("a tensor begins at %s in its storage", Describe(args[1]))
+	}
+	t.Offset = offset
+	if t.Shape, err = Ints(args[2]); err != nil {
+		return nil, fmt.Errorf("the shape of a tensor: %w", err)
+	}
+	if t.Strides, err = Ints(args[3]); err != nil {
+		return nil, fmt.Errorf("the strides of a tensor: %w", err)
+	}
+	if len(args) > 4 {
+		t.RequiresGrad, _ = args[4].(bool)
+	}
+	return t, t.check(size)
+}
+
+// storageOf reads ("storage", class, key, device, elements) and returns the size of an element by its class.
+func storageOf(v any) (*Tensor, int, error) {
+	id, ok := v.(*PersistentID)
+	if !ok {
+		return nil, 0, fmt.Errorf("a tensor of %s instead of a storage", Describe(v))
+	}
+	parts, ok := id.ID.(*Tuple)
+	if !ok || len(parts.Items) < 5 || parts.Items[0] != any("storage") {
+		return nil, 0, fmt.Errorf("a tensor of an unknown kind of storage")
+	}
+	class, ok := parts.Items[1].(*Global)
+	key, ok2 := parts.Items[2].(string)
+	n, ok3 := parts.Items[4].(int64)
+	if !ok || !ok2 || !ok3 || n < 0 || n > math.MaxInt64/16 {
+		return nil, 0, fmt.Errorf("a storage that is described by %s, %s and %s", Describe(parts.Items[1]), Describe(parts.Items[2]), Describe(parts.Items[4]))
+	}
+	t := &Tensor{Storage: key, StorageBytes: n}
+	if class.Name == "UntypedStorage" || class.Name == "_UntypedStorage" { // counts bytes
+		t.DTypeName, t.DType = "uint8", "u8"
+		return t, 1, nil
+	}
+	i := slices.IndexFunc(torchTypes, func(k torchType) bool { return k.storage == class.Name })
+	if i < 0 || class.Module != "torch" {
+		return nil, 0, fmt.Errorf("a storage of the unknown class %s", class)
+	}
+	t.DTypeName, t.DType = torchTypes[i].name, torchTypes[i].dtype
+	size := phalanx.DTypeSize(t.DType)
+	t.StorageBytes *= int64(size)
+	return t, size, nil
+}
+
+// check refuses a tensor that reaches beyond its storage, or whose size is beyond all numbers.
+func (t *Tensor) check(size int) error {
+	if len(t.Shape) != len(t.Strides) {
+		return fmt.Errorf("a tensor with %d sizes and %d strides", len(t.Shape), len(t.Strides))
+	}
+	size = max(size, 1)
+	last, elements := t.Offset, int64(1)
+	for i, d := range t.Shape {
+		if d < 0 || t.Strides[i] < 0 {
+			return fmt.Errorf("a tensor with shape %v and strides %v", t.Shape, t.Strides)
+		}
+		if d == 0 {
+			return nil
+		}
+	}
+	for i, d := range t.Shape {
+		if elements > math.MaxInt64/16/int64(d) {
+			return fmt.Errorf("a tensor of shape %v", t.Shape)
+		}
+		elements *= int64(d)
+		if d > 1 && t.Strides[i] > 0 {
+			reach := int64(d - 1)
+			if reach > (t.StorageBytes-last)/int64(t.Strides[i]) {
+				return t.beyond()
+			}
+			last += reach * int64(t.Strides[i])
+		}
+	}
+	if last >= t.StorageBytes/int64(size) {
+		return t.beyond()
+	}
+	return nil
+}
+
+func (t *Tensor) beyond() error {
+	return fmt.Errorf("a tensor of shape %v with strides %v, beginning at element %d, reaches beyond its storage of %d bytes", t.Shape, t.Strides, t.Offset, t.StorageBytes)
+}
+
+// Ints reads a tuple or list of integers, or a torch.Size of one.
+func Ints(v any) ([]int, error) {
+	if o, ok := v.(*Object); ok && o.Is("torch", "Size") {
+		args, ok := o.Args.(*Tuple)
+		if !ok || len(args.Items) != 1 {
+			return nil, fmt.Errorf("a torch.Size of %s", Describe(o.Args))
+		}
+		v = args.Items[0]
+	}
+	var items []any
+	switch v := v.(type) {
+	case *Tuple:
+		items = v.Items
+	case *List:
+		items = v.Items
+	default:
+		return nil, fmt.Errorf("%s instead of a tuple of integers", Describe(v))
+	}
+	n := make([]int, len(items))
+	for i, item := range items {
+		v, ok := item.(int64)
+		if !ok || v != int64(int(v)) {
+			return nil, fmt.Errorf("%s among integers", Describe(item))
+		}
+		n[i] = int(v)
+	}
+	return n, nil
+}
