@@ -7,11 +7,9 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
-	"text/tabwriter"
 
 	"github.com/spf13/cobra"
 
-	"phalanx"
 	"phalanx/ckpt"
 	"phalanx/node"
 )
@@ -84,77 +82,6 @@ func (r *reader) named(ctx context.Context, s ckpt.Store, arg string) (*ckpt.Che
 		return nil, problem(codeUnpublished, "restore a published one; phalanx ckpt latest names it", "%s was written and not published", at.Folder())
 	}
 	return nil, problem(node.CodeNotFound, "phalanx ckpt ls lists them", "job %s in %s has no checkpoint %s", job, r.settings.Store, arg)
-}
-
-// inspected is a checkpoint with its tensors in answers.
-type inspected struct {
-	found
-	Container string           `json:"container"`
-	Parts     int              `json:"parts"`
-	States    []inspectedState `json:"states"`
-}
-
-type inspectedState struct {
-	Label   phalanx.Label     `json:"label"`
-	Digest  phalanx.Digest    `json:"digest"`
-	Tensors []inspectedTensor `json:"tensors"`
-}
-
-type inspectedTensor struct {
-	phalanx.TensorInfo
-	Bytes  int64          `json:"size_bytes"`
-	Digest phalanx.Digest `json:"digest"`
-	Chunks int            `json:"chunks"`
-}
-
-func newCkptInspect(a *app) *cobra.Command {
-	r := &reader{app: a}
-	c := &cobra.Command{
-		Use: "inspect [latest|STEP|FOLDER]", Args: cobra.MaximumNArgs(1),
-		Short: "Show what a checkpoint holds; reads no data",
-		RunE: func(c *cobra.Command, args []string) error {
-			s, err := r.open(c)
-			if err != nil {
-				return err
-			}
-			cp, problems, err := r.pick(c.Context(), s, args)
-			a.passedOver(cp, problems)
-			if err != nil {
-				return err
-			}
-			v := inspected{found: describe(cp.Commit), Container: cp.Commit.Container, Parts: len(cp.Commit.Parts)}
-			for _, st := range cp.States() {
-				one := inspectedState{Label: st.Label, Digest: st.Manifest.StateDigest}
-				for _, t := range st.Manifest.Tensors {
-					one.Tensors = append(one.Tensors, inspectedTensor{t.TensorInfo, t.TensorInfo.Bytes(), t.D1, len(t.Chunks)})
-				}
-				v.States = append(v.States, one)
-			}
-			if r.asJSON {
-				return a.printJSON(v)
-			}
-			return a.printInspected(&v)
-		},
-	}
-	r.bind(c)
-	return c
-}
-
-func (a *app) printInspected(v *inspected) error {
-	fmt.Fprintf(a.stdout, "checkpoint %d: step %d, generation %s, branch %d, %d bytes in %d parts, container %s\nfolder %s\n",
-		v.Number, v.Step, v.Generation, v.Branch, v.Bytes, v.Parts, v.Container, v.Folder)
-	for _, st := range v.States {
-		fmt.Fprintf(a.stdout, "\ncoordinate %d: %d tensors, digest %s\n", st.Label.Coordinate, len(st.Tensors), st.Digest)
-		t := tabwriter.NewWriter(a.stdout, 0, 0, 2, ' ', 0)
-		fmt.Fprintln(t, "TENSOR\tDTYPE\tSHAPE\tBYTES\tCHUNKS\tDIGEST")
-		for _, x := range st.Tensors {
-			fmt.Fprintf(t, "%s\t%s\t%v\t%d\t%d\t%s\n", x.Name, x.DType, x.Shape, x.Bytes, x.Chunks, x.Digest)
-		}
-		if err := t.Flush(); err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 // verified is the answer of verify.

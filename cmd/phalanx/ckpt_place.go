@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"strings"
+	"syscall"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"phalanx/ckpt"
+	"phalanx/ckpt/fs"
+	"phalanx/ckpt/view"
+	"phalanx/cmd/phalanx/internal/settings"
+	"phalanx/node"
+)
+
+// openStore opens the store at a path or URL for reading.
+func openStore(_ context.Context, place string) (ckpt.Store, error) {
+	path, err := settings.StorePath(place)
+	if err != nil {
+		return nil, err
+	}
+	return fs.NewReadOnly(path)
+}
+
+// isPath tells a path or URL from latest, a step or a folder of the job's store.
+func isPath(arg string) bool {
+	if strings.Contains(arg, "://") {
+		return true
+	}
+	for _, begin := range []string{"/", "./", "../"} {
+		if strings.HasPrefix(arg, begin) {
+			return true
+		}
+	}
+	if arg == "." || arg == ".." {
+		return true
+	}
+	_, err := os.Stat(arg)
+	return err == nil
+}
+
+// viewer is a verb that looks into checkpoints of any kind, wherever they are.
+type viewer struct {
+	reader
+	unpublished bool
+}
+
+const unpublishedFlag = "unpublished"
+
+// bind declares the flags that all such verbs have.
+func (r *viewer) bind(c *cobra.Command) {
+	r.reader.bind(c)
+	r.bindUnpublished(c.Flags())
+}
+
+func (r *viewer) bindUnpublished(f *pflag.FlagSet) {
+	f.BoolVar(&r.unpublished, unpublishedFlag, false, "also read a folder that was written and not published, when its path is given")
+}
+
+// view opens what an argument names: a path or URL of any checkpoint, or a checkpoint of the job: latest ("" too), a step or
+// a folder.
+func (r *viewer) view(c *cobra.Command, arg string) (*view.View, error) {
+	if isPath(arg) {
+		return r.viewPath(c.Context(), arg)
+	}
+	s, err := r.open(c)
+	if err != nil {
+		return nil, err
+	}
+	var args []string
+	if arg != "" {
+		args = []string{arg}
+	}
+	cp, problems, err := r.pick(c.Context(), s, args)
+	r.passedOver(cp, problems)
+	if err != nil {
+		return nil, err
+	}
+	v, err := view.FromCheckpoint(s, cp)
+	if err != nil {
+		return nil, viewError(err)
+	}
+	return v, nil
+}
+
+// viewPath opens the checkpoint at a path or URL.
+func (r *viewer) viewPath(ctx context.Context, path string) (*view.View, error) {
+	v, err := view.Open(ctx, path, openStore, view.Options{Unpublished: r.unpublished})
+	if err != nil {
+		return nil, viewError(err)
+	}
+	return v, nil
+}
+
+// viewError turns an error of package view into one for the operator.
+func viewError(err error) error {
+	var known *node.Problem
+	var unknown *view.UnknownError
+	var damage *view.DamageError
+	switch {
+	case errors.As(err, &known):
+		return err
+	case errors.Is(err, context.Canceled):
+		return problem(node.CodeInterrupt, "", "interrupted; nothing was left behind")
+	case errors.As(err, &damage), errors.Is(err, ckpt.ErrCorrupt):
+		return problem(node.CodeIntegrity, "phalanx ckpt verify names everything that is damaged; take another checkpoint, or another copy", "%w", err)
+	case errors.Is(err, view.ErrUnpublished):
+		return problem(codeUnpublished, "take a published one; phalanx ckpt latest names it, and --unpublished reads this one all the same", "%w", err)
+	case errors.As(err, &unknown):
+		return problem(codeIncompatible, unknown.Hint(), "%w", err)
+	case errors.Is(err, ckpt.ErrIncomplete):
+		return problem(codeUnpublished, "take another checkpoint; parts of this one are missing", "%w", err)
+	case errors.Is(err, ckpt.ErrFormat):
+		return problem(codeIncompatible, "use the release that wrote it, or a newer one", "%w", err)
+	case errors.Is(err, ckpt.ErrNotFound), errors.Is(err, ckpt.ErrNoCheckpoint), errors.Is(err, os.ErrNotExist):
+		return problem(node.CodeNotFound, "check the path", "%w", err)
+	}
+	return problem(node.CodeFailed, "check the path, the store and their rights", "%w", err)
+}
+
+// interruptible makes a verb end at INT and TERM, with what it has to clean up done.
+func interruptible(run func(*cobra.Command, []string) error) func(*cobra.Command, []string) error {
+	return func(c *cobra.Command, args []string) error {
+		ctx, stop := signal.NotifyContext(c.Context(), os.Interrupt, syscall.SIGTERM)
+		defer stop()
+		c.SetContext(ctx)
+		err := run(c, args)
+		if err != nil && ctx.Err() != nil {
+			return problem(node.CodeInterrupt, "", "interrupted; nothing half was left behind")
+		}
+		return err
+	}
+}
+
+// fencing says by what publishing is fenced, "" for what no job publishes into.
+func fencing(v *view.View) string {
+	switch {
+	case v.Store == nil || v.Format != view.Phalanx:
+		return ""
+	case v.Store.ConditionalCreate:
+		return "by the store: commit objects are created only if they are absent"
+	}
+	return "by the job's log alone: the store cannot create conditionally, so two jobs of one name could both publish"
+}
+
+// plural is a count with its word.
+func plural(n int, word string) string {
+	if n == 1 {
+		return "1 " + word
+	}
+	return fmt.Sprintf("%d %ss", n, word)
+}
