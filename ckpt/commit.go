@@ -54,22 +54,6 @@ type PartRef struct {
 	SHA256     string       `json:"sha256"`
 }
 
-// Stub is what retention leaves in place of a commit object: the number stays taken and the chain can be followed.
-type Stub struct {
-	Format      int                `json:"format"`
-	Kind        string             `json:"kind"` // "stub"
-	Number      uint64             `json:"number"`
-	Job         string             `json:"job"`
-	Attempt     string             `json:"attempt"`
-	Branch      uint64             `json:"branch"`
-	Step        phalanx.Step       `json:"step"`
-	Generation  phalanx.Generation `json:"generation"`
-	UnixNS      int64              `json:"unix_ns"` // of the commit
-	Predecessor string             `json:"predecessor"`
-	SHA256      string             `json:"sha256"`          // of the commit object that was here
-	Swept       bool               `json:"swept,omitempty"` // the attempt's folder was found empty after the stub was written
-}
-
 // Record is one numbered object below JOB/commits/: a commit or its stub.
 type Record struct {
 	Number uint64
@@ -110,9 +94,6 @@ func (r Record) Branch() uint64 {
 // Encode returns the bytes of the commit object, the same for equal commits.
 func (c *Commit) Encode() ([]byte, error) { return encode(c, c.Number) }
 
-// Encode returns the bytes of the stub.
-func (s *Stub) Encode() ([]byte, error) { return encode(s, s.Number) }
-
 func encode(v any, number uint64) ([]byte, error) {
 	b, err := json.MarshalIndent(v, "", " ")
 	if err != nil {
@@ -126,8 +107,8 @@ func DecodeRecord(b []byte) (Record, error) {
 	var head struct {
 		Kind string `json:"kind"`
 	}
-	if len(b) > MaxCommitBytes {
-		return Record{}, fmt.Errorf("commit object: %d bytes, at most %d: %w", len(b), MaxCommitBytes, ErrFormat)
+	if len(b) > MaxStubBytes {
+		return Record{}, fmt.Errorf("commit object: %d bytes, at most %d: %w", len(b), MaxStubBytes, ErrFormat)
 	}
 	if err := json.Unmarshal(b, &head); err != nil {
 		return Record{}, fmt.Errorf("commit object: %w: %w", err, ErrFormat)
@@ -157,20 +138,6 @@ func decodeCommit(b []byte) (Record, error) {
 		return Record{}, fmt.Errorf("%w: %w", err, ErrFormat)
 	}
 	return Record{Number: c.Number, Commit: &c, SHA256: sha256Hex(b)}, nil
-}
-
-func decodeStub(b []byte) (Record, error) {
-	var s Stub
-	if err := decode(b, MaxCommitBytes, &s); err != nil {
-		return Record{}, err
-	}
-	if err := validNames(s.Job, s.Attempt, s.Step, s.Generation); err != nil {
-		return Record{}, fmt.Errorf("%w: %w", err, ErrFormat)
-	}
-	if err := validChain(s.Number, s.Predecessor); err != nil || !isSHA256(s.SHA256) {
-		return Record{}, fmt.Errorf("stub %d: bad digest of commit or predecessor (%v): %w", s.Number, err, ErrFormat)
-	}
-	return Record{Number: s.Number, Stub: &s, SHA256: s.SHA256}, nil
 }
 
 func (c *Commit) validate() error {
@@ -243,6 +210,14 @@ func sha256Hex(b []byte) string {
 	return hex.EncodeToString(sum[:])
 }
 
+// ReadRecord reads the commit object or stub with a number.
+func ReadRecord(ctx context.Context, s Store, job string, number uint64) (Record, error) {
+	if err := validJob(job); err != nil {
+		return Record{}, err
+	}
+	return readRecord(ctx, s, job, number)
+}
+
 // readRecord reads the commit object or stub with a number.
 func readRecord(ctx context.Context, s Store, job string, number uint64) (Record, error) {
 	r, _, err := readNumbered(ctx, s, job, number)
@@ -256,7 +231,7 @@ func readNumbered(ctx context.Context, s Store, job string, number uint64) (Reco
 	if err != nil {
 		return Record{}, nil, fmt.Errorf("read %s: %w", key, err)
 	}
-	b, err := readWhole(ctx, s, key, MaxCommitBytes)
+	b, err := readWhole(ctx, s, key, MaxStubBytes)
 	if err != nil {
 		return Record{}, nil, err
 	}

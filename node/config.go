@@ -33,10 +33,13 @@ type Config struct {
 	Key       JobKey
 	Bootstrap bool // may found the job's group when no state exists and nobody answers
 	SaveEvery Interval
-	Keep      int
-	KeepLogs  int    // lives of the member whose output is kept; 0: all
-	Resume    string // auto, never or a step
-	MaxStarts int    // starts of the trainer without a committed step since the last one
+	Keep      int           // newest checkpoints to keep
+	KeepEvery phalanx.Step  // keep those whose step is a multiple as well; 0: no such rule
+	KeepTime  time.Duration // and the first in each window of this length; 0: no such rule
+	GCGrace   time.Duration // how long the data of forgotten and abandoned ones stay
+	KeepLogs  int           // lives of the member whose output is kept; 0: all
+	Resume    string        // auto, never or a step
+	MaxStarts int           // starts of the trainer without a committed step since the last one
 	Hang      time.Duration
 	Start     time.Duration
 	Grace     time.Duration
@@ -81,6 +84,8 @@ func (c *Config) Validate() error {
 		return fmt.Errorf("bind address %q is no IP address (--bind, --interface)", c.Bind)
 	case c.Keep < 1:
 		return fmt.Errorf("keep %d checkpoints: keep at least one (--keep)", c.Keep)
+	case c.KeepTime < 0 || c.GCGrace < 0:
+		return fmt.Errorf("keep-time %s, gc-grace %s: give 0 or more (--keep-time, --gc-grace)", c.KeepTime, c.GCGrace)
 	}
 	return nil
 }

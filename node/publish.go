@@ -34,6 +34,7 @@ type publisher struct {
 	newest   phalanx.Step // newest step published or given up
 	since    time.Time    // of the newest published, for intervals in time
 	wanted   phalanx.Step // asked for by a stop; 0: none
+	pruning  bool         // retention is at work
 }
 
 // lead begins or ends the leader's part.
@@ -261,17 +262,18 @@ func (p *publisher) record(ctx context.Context, pub ckpt.Publication, r ckpt.Rec
 	return nil
 }
 
-// prune keeps the newest checkpoints, in the background. Its failure harms nothing: it is tried again after the next save.
+// prune applies the policy of retention, in the background. Its failure harms nothing: it is tried again after the next save.
 func (p *publisher) prune() {
 	d := p.d
+	if p.pruning {
+		return // it looks again after the next save
+	}
+	p.pruning = true
+	run := retention{d: d, p: p, generation: d.state.World.Generation, lineage: slices.Clone(d.state.Rewinds)}
 	d.ends.Go(func() {
-		ctx, cancel := context.WithTimeout(d.ctx, time.Minute)
-		defer cancel()
-		records, _, err := ckpt.List(ctx, d.store, d.cfg.Job)
-		if err == nil {
-			_, err = ckpt.Prune(ctx, d.store, d.cfg.Job, ckpt.Retain(records, d.cfg.Keep, 0))
-		}
-		if err != nil && ctx.Err() == nil {
+		err := run.run(time.Now())
+		d.post(func() { p.pruning = false })
+		if err != nil && d.ctx.Err() == nil {
 			d.log.Warn("old checkpoints are not removed", "error", err)
 		}
 	})
@@ -427,7 +429,7 @@ func recordOf(ctx context.Context, store ckpt.Store, job string, number uint64) 
 		return ckpt.Record{}, fmt.Errorf("read commit %d: %w", number, err)
 	}
 	if r.Commit == nil {
-		return ckpt.Record{}, fmt.Errorf("commit %d was removed by retention: %w", number, ckpt.ErrNotFound)
+		return ckpt.Record{}, &ckpt.RemovedError{Stub: r.Stub}
 	}
 	return r, nil
 }

@@ -41,6 +41,9 @@ type Settings struct {
 	KeyFile      string   `json:"key_file,omitempty"` // "" is DIR/key or the environment
 	SaveEvery    Interval `json:"save_every"`
 	Keep         int      `json:"keep"`
+	KeepEvery    uint64   `json:"keep_every,omitempty"`
+	KeepTime     Duration `json:"keep_time"`
+	GCGrace      Duration `json:"gc_grace"`
 	KeepLogs     int      `json:"keep_logs"`
 	Resume       string   `json:"resume"`
 	MaxRestarts  int      `json:"max_restarts"`
@@ -56,7 +59,7 @@ type Settings struct {
 func Default() *Settings {
 	return &Settings{
 		Nproc: 1, MinHosts: 1, MaxHosts: 1,
-		SaveEvery: Interval{Every: 10 * time.Minute}, Keep: 3, KeepLogs: 16, Resume: "auto", MaxRestarts: 3,
+		SaveEvery: Interval{Every: 10 * time.Minute}, Keep: 3, GCGrace: Duration(time.Hour), KeepLogs: 16, Resume: "auto", MaxRestarts: 3,
 		HangTimeout: Duration(10 * time.Minute), StartTimeout: Duration(10 * time.Minute), Grace: Duration(30 * time.Second),
 	}
 }
@@ -150,6 +153,8 @@ func (s *Settings) Validate() error {
 		return usage("give 0 or more", "--spares %d", s.Spares)
 	case s.Keep < 1:
 		return usage("keep at least one checkpoint", "--keep %d", s.Keep)
+	case s.KeepTime < 0 || s.GCGrace < 0:
+		return usage("give a duration such as 24h, or 0", "--keep-time %s, --gc-grace %s", s.KeepTime.String(), s.GCGrace.String())
 	case s.KeepLogs < 0:
 		return usage("give 0 to keep all", "--keep-logs %d", s.KeepLogs)
 	case s.MaxRestarts < 0:

@@ -34,7 +34,8 @@ func (s *Settings) Flags(f *pflag.FlagSet) {
 	f.StringVar(&s.Interface, "interface", s.Interface, "listen on the address of network interface `I`")
 	f.StringVar(&s.KeyFile, "key-file", s.KeyFile, "read the job key from `F` (else PHALANX_KEY, else DIR/key on one host)")
 	f.Var(&s.SaveEvery, "save-every", "save every so many steps, or every so often; the last step is always saved")
-	f.IntVar(&s.Keep, "keep", s.Keep, "keep the `N` newest checkpoints")
+	s.KeepFlags(f)
+	f.Var(&s.GCGrace, "gc-grace", "data of forgotten checkpoints and abandoned saves stay for `D`")
 	f.IntVar(&s.KeepLogs, "keep-logs", s.KeepLogs, "keep what the `N` newest lives of each member printed; 0: all")
 	f.StringVar(&s.Resume, "resume", s.Resume, "`auto|never|STEP`: from the newest checkpoint; refuse what holds state; from that step")
 	f.IntVar(&s.MaxRestarts, "max-restarts", s.MaxRestarts, "`N` starts of a member without a committed step since the last one")
@@ -43,6 +44,13 @@ func (s *Settings) Flags(f *pflag.FlagSet) {
 	f.Var(&s.Grace, "grace", "time for the step in progress when the job is stopped")
 	f.StringVar(&s.HealthCheck, "health-check", s.HealthCheck, "run `CMD` before each start of a trainer; non-zero keeps the member out")
 	f.BoolVar(&s.Plain, "plain", s.Plain, "no step protocol: any change restarts all trainers")
+}
+
+// KeepFlags declares the flags that say which checkpoints are kept.
+func (s *Settings) KeepFlags(f *pflag.FlagSet) {
+	f.IntVar(&s.Keep, "keep", s.Keep, "keep the `N` newest checkpoints")
+	f.Uint64Var(&s.KeepEvery, "keep-every", s.KeepEvery, "keep those whose step is a multiple of `STEPS` as well; 0: no such rule")
+	f.Var(&s.KeepTime, "keep-time", "keep the first one in each `D` as well; 0: no such rule")
 }
 
 // PlaceFlags declares the flags that say which job is meant; every verb has them.
@@ -121,7 +129,7 @@ func plain(err error) error {
 		return err
 	}
 	switch kind := invalid.GetFlag().Value.Type(); kind {
-	case "int":
+	case "int", "uint64":
 		return fmt.Errorf("%q is no number", invalid.GetValue())
 	case "bool":
 		return fmt.Errorf("%q is neither true nor false", invalid.GetValue())

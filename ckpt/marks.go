@@ -1,0 +1,378 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ckpt
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+)
+
+const (
+	// MaxMarkBytes bounds one mark, MaxMarks the marks of a kind that are read of a job.
+	MaxMarkBytes = 64 << 10
+	MaxMarks     = 20_000
+	// MaxWhy bounds the words in a mark, and the name of who made it, in bytes.
+	MaxWhy = 1000
+)
+
+// MarkKind is the kind of a mark: a small object beside the commit objects that says something about one of them.
+type MarkKind string
+
+const (
+	PinMark      MarkKind = "pin"      // JOB/pins/NUMBER.json: kept until somebody takes the pin away
+	HoldMark     MarkKind = "hold"     // JOB/holds/NUMBER.OWNER.json: kept for its owner until it expires
+	VerifiedMark MarkKind = "verified" // JOB/verified/NUMBER.json: what the last verification of it found
+	SeenMark     MarkKind = "seen"     // JOB/abandoned/ATTEMPT.json: since when gc knows that an attempt is abandoned
+)
+
+func (k MarkKind) folder() string {
+	switch k {
+	case PinMark:
+		return "pins"
+	case HoldMark:
+		return "holds"
+	case VerifiedMark:
+		return "verified"
+	case SeenMark:
+		return "abandoned"
+	}
+	return "unknown"
+}
+
+// Level says how deeply a checkpoint was verified. Each level includes those before it.
+type Level string
+
+const (
+	LevelManifest Level = "manifest" // commit object and parts: checksums, agreement, coverage
+	LevelHead     Level = "head"     // every data object is there, with its size, and its checksum where the store keeps one
+	LevelData     Level = "data"     // every byte was read
+)
+
+// Depth orders levels; 0 is none of them.
+func (l Level) Depth() int { return slices.Index([]Level{"", LevelManifest, LevelHead, LevelData}, l) }
+
+// Mark is the content of every mark; a kind has fields of its own beside those that all have.
+type Mark struct {
+	Format int      `json:"format"`
+	Kind   MarkKind `json:"kind"`
+	Job    string   `json:"job"`
+	Number uint64   `json:"number,omitempty"` // of the commit; not of SeenMark
+	// SHA256 is the digest of the commit object that was meant. Where the store has another one now, a pin or hold keeps it
+	// all the same.
+	SHA256 string `json:"sha256,omitempty"`
+	UnixNS int64  `json:"unix_ns"` // when it was made, by the clock of who made it
+	By     string `json:"by,omitempty"`
+	Why    string `json:"why,omitempty"`
+
+	Owner       string `json:"owner,omitempty"`         // HoldMark: one key element
+	UntilUnixNS int64  `json:"until_unix_ns,omitempty"` // HoldMark: when it expires
+
+	Level   Level  `json:"level,omitempty"`   // VerifiedMark
+	OK      bool   `json:"ok,omitempty"`      // VerifiedMark: nothing was wrong
+	Version string `json:"version,omitempty"` // VerifiedMark: of the program that verified
+
+	Attempt string `json:"attempt,omitempty"` // SeenMark: name of the folder
+}
+
+// Key is the key of the mark.
+func (m *Mark) Key() string {
+	name := fmt.Sprintf("%012d", m.Number)
+	switch m.Kind {
+	case HoldMark:
+		name += "." + m.Owner
+	case SeenMark:
+		name = m.Attempt
+	case PinMark, VerifiedMark:
+	}
+	return m.Job + "/" + m.Kind.folder() + "/" + name + ".json"
+}
+
+// Encode returns the bytes of the mark.
+func (m *Mark) Encode() ([]byte, error) {
+	if err := m.validate(); err != nil {
+		return nil, fmt.Errorf("%s: %w", m.Kind, err)
+	}
+	return encode(m, m.Number)
+}
+
+// DecodeMark reads a mark. It never panics and allocates in proportion to the input.
+func DecodeMark(b []byte) (*Mark, error) {
+	var m Mark
+	if err := decodeStrict(b, MaxMarkBytes, &m); err != nil {
+		return nil, fmt.Errorf("mark: %w", err)
+	}
+	if err := m.validate(); err != nil {
+		return nil, fmt.Errorf("mark: %w: %w", err, ErrFormat)
+	}
+	return &m, nil
+}
+
+func (m *Mark) validate() error {
+	if m.Format != retainFormat {
+		return fmt.Errorf("format %d: marks begin with %d", m.Format, retainFormat)
+	}
+	if err := validJob(m.Job); err != nil {
+		return err
+	}
+	if len(m.Why) > MaxWhy || len(m.By) > MaxWhy || len(m.Version) > MaxWhy {
+		return fmt.Errorf("more than %d bytes of words", MaxWhy)
+	}
+	if m.SHA256 != "" && !isSHA256(m.SHA256) {
+		return fmt.Errorf("sha256 %.70q", m.SHA256)
+	}
+	if (m.Number == 0) != (m.Kind == SeenMark) {
+		return fmt.Errorf("%.20q of number %d", m.Kind, m.Number)
+	}
+	switch m.Kind {
+	case PinMark:
+	case HoldMark:
+		if !validOwner(m.Owner) {
+			return fmt.Errorf("owner %.80q: want letters, digits, dots, dashes and underscores, at most %d", m.Owner, maxOwner)
+		}
+	case VerifiedMark:
+		if m.Level.Depth() < 1 {
+			return fmt.Errorf("level %.20q is unknown", m.Level)
+		}
+	case SeenMark:
+		if _, err := ParseAttempt(m.Job, m.Attempt); err != nil {
+			return err
+		}
+	default:
+		return fmt.Errorf("kind %.20q is unknown", m.Kind)
+	}
+	return nil
+}
+
+const maxOwner = 120
+
+func validOwner(owner string) bool {
+	return owner != "" && len(owner) <= maxOwner && !strings.Contains(owner, "/") && ValidKey("x"+owner) == nil
+}
+
+// MarkProblem is a mark that cannot be read. What it may say about the number in its key is taken for true: a damaged pin
+// pins, a damaged hold holds, and a damaged verification may be the last.
+type MarkProblem struct {
+	Kind   MarkKind
+	Key    string
+	Number uint64
+	Err    error
+}
+
+func (p MarkProblem) Error() string { return fmt.Sprintf("%s %s: %v", p.Kind, p.Key, p.Err) }
+func (p MarkProblem) Unwrap() error { return p.Err }
+
+// Marks are the marks of a job, as they were read.
+type Marks struct {
+	Pins     map[uint64]*Mark
+	Holds    map[uint64][]*Mark // sorted by owner
+	Verified map[uint64]*Mark
+	Seen     map[string]*Mark // by the name of the attempt
+	Problems []MarkProblem
+}
+
+// ReadMarks reads the pins, holds, verifications and records of abandoned attempts of a job. A store that cannot be read is
+// an error, a mark that is damaged is among the problems.
+func ReadMarks(ctx context.Context, s Store, job string) (*Marks, error) {
+	if err := validJob(job); err != nil {
+		return nil, err
+	}
+	m := &Marks{Pins: map[uint64]*Mark{}, Holds: map[uint64][]*Mark{}, Verified: map[uint64]*Mark{}, Seen: map[string]*Mark{}}
+	for _, kind := range []MarkKind{PinMark, HoldMark, VerifiedMark, SeenMark} {
+		if err := m.read(ctx, s, job, kind, ""); err != nil {
+			return nil, err
+		}
+	}
+	return m, nil
+}
+
+// keepsOf reads only what keeps one number: its pin and its holds.
+func keepsOf(ctx context.Context, s Store, job string, number uint64) (*Marks, error) {
+	m := &Marks{Pins: map[uint64]*Mark{}, Holds: map[uint64][]*Mark{}}
+	for _, kind := range []MarkKind{PinMark, HoldMark} {
+		if err := m.read(ctx, s, job, kind, fmt.Sprintf("%012d.", number)); err != nil {
+			return nil, err
+		}
+	}
+	return m, nil
+}
+
+// read reads the marks of one kind whose names begin with begin.
+func (m *Marks) read(ctx context.Context, s Store, job string, kind MarkKind, begin string) error {
+	keys, err := listMarks(ctx, s, job, kind, begin)
+	if err != nil {
+		return err
+	}
+	found := make([]*Mark, len(keys))
+	errs := make([]error, len(keys))
+	group, gctx := errgroup.WithContext(ctx)
+	group.SetLimit(requestLimit)
+	for i, k := range keys {
+		group.Go(func() error {
+			found[i], errs[i] = readMark(gctx, s, k.Key)
+			if errs[i] == nil && found[i].Key() != k.Key {
+				errs[i] = fmt.Errorf("holds the mark %.80q: %w", found[i].Key(), ErrFormat)
+			}
+			if errs[i] != nil && !isDamage(errs[i]) && !errors.Is(errs[i], ErrFormat) {
+				return fmt.Errorf("read %s: %w", k.Key, errs[i])
+			}
+			return nil
+		})
+	}
+	if err := group.Wait(); err != nil {
+		return err
+	}
+	for i, k := range keys {
+		switch {
+		case errors.Is(errs[i], ErrNotFound): // taken away since it was listed
+		case errs[i] != nil:
+			m.Problems = append(m.Problems, MarkProblem{kind, k.Key, k.Number, errs[i]})
+		default:
+			m.add(found[i])
+		}
+	}
+	return nil
+}
+
+func (m *Marks) add(k *Mark) {
+	switch k.Kind {
+	case PinMark:
+		m.Pins[k.Number] = k
+	case HoldMark:
+		m.Holds[k.Number] = append(m.Holds[k.Number], k)
+	case VerifiedMark:
+		m.Verified[k.Number] = k
+	case SeenMark:
+		m.Seen[k.Attempt] = k
+	}
+}
+
+// problem is the damaged mark of a kind about a number, if there is one.
+func (m *Marks) problem(kind MarkKind, number uint64) *MarkProblem {
+	for i, p := range m.Problems {
+		if p.Kind == kind && p.Number == number {
+			return &m.Problems[i]
+		}
+	}
+	return nil
+}
+
+// markKey is a key that parses, and what it says.
+type markKey struct {
+	Key    string
+	Number uint64
+}
+
+// listMarks lists the keys of one kind of mark. Names that do not parse are ignored.
+func listMarks(ctx context.Context, s Store, job string, kind MarkKind, begin string) ([]markKey, error) {
+	prefix := job + "/" + kind.folder() + "/"
+	var keys []markKey
+	for after := ""; ; {
+		page, err := s.List(ctx, prefix+begin, after, 0)
+		if err != nil {
+			return nil, fmt.Errorf("list %s: %w", prefix, err)
+		}
+		if len(page) == 0 {
+			return keys, nil
+		}
+		for _, o := range page {
+			if number, ok := parseMarkName(job, kind, strings.TrimPrefix(o.Key, prefix)); ok {
+				keys = append(keys, markKey{o.Key, number})
+			}
+		}
+		if len(keys) > MaxMarks {
+			return nil, fmt.Errorf("%s holds more than %d objects; take away what is not needed: phalanx ckpt unpin, phalanx ckpt gc", prefix, MaxMarks)
+		}
+		after = page[len(page)-1].Key
+	}
+}
+
+// parseMarkName takes the name of a mark apart: the number, 0 for those of attempts.
+func parseMarkName(job string, kind MarkKind, name string) (uint64, bool) {
+	name, ok := strings.CutSuffix(name, ".json")
+	if !ok {
+		return 0, false
+	}
+	if kind == SeenMark {
+		_, err := ParseAttempt(job, name)
+		return 0, err == nil
+	}
+	if kind == HoldMark {
+		digits, owner, found := strings.Cut(name, ".")
+		if !found || !validOwner(owner) {
+			return 0, false
+		}
+		name = digits
+	}
+	n, err := strconv.ParseUint(name, 10, 64)
+	return n, err == nil && n > 0 && fmt.Sprintf("%012d", n) == name
+}
+
+func readMark(ctx context.Context, s Store, key string) (*Mark, error) {
+	b, err := readWhole(ctx, s, key, MaxMarkBytes)
+	if err != nil {
+		return nil, err
+	}
+	return DecodeMark(b)
+}
+
+// putMark creates a mark, or replaces the one that is there: the last one to say something about a number is right, and a
+// damaged mark is mended. When the outcome is unknown, what is there afterwards decides.
+func putMark(ctx context.Context, s Store, m *Mark) error {
+	content, err := m.Encode()
+	if err != nil {
+		return err
+	}
+	key := m.Key()
+	err = s.PutIfAbsent(ctx, key, Bytes(content))
+	for try := 0; err != nil && try < putTries; try++ {
+		if errors.Is(err, ErrReadOnly) || ctx.Err() != nil {
+			break
+		}
+		present, rerr := readWhole(ctx, s, key, MaxMarkBytes)
+		if rerr == nil && string(present) == string(content) {
+			return nil
+		}
+		if errors.Is(rerr, ErrNotFound) {
+			err = s.PutIfAbsent(ctx, key, Bytes(content))
+			continue
+		}
+		err = s.Put(ctx, key, Bytes(content))
+	}
+	if err != nil {
+		return fmt.Errorf("write %s: %w", key, err)
+	}
+	return nil
+}
+
+// RecordVerified writes down what a verification found. A shallower look that found nothing wrong does not replace a deeper
+// one that did not either.
+func RecordVerified(ctx context.Context, s Store, r Record, level Level, ok bool, by, version string, now time.Time) error {
+	if r.Commit == nil {
+		return errors.New("record a verification: not a published checkpoint")
+	}
+	m := &Mark{Format: retainFormat, Kind: VerifiedMark, Job: r.Commit.Job, Number: r.Number, SHA256: r.SHA256, UnixNS: now.UnixNano(),
+		By: clip(by), Level: level, OK: ok, Version: clip(version)}
+	before, err := readMark(ctx, s, m.Key())
+	if err == nil && ok && before.OK && before.SHA256 == m.SHA256 && before.Level.Depth() > level.Depth() {
+		return nil
+	}
+	if err := putMark(ctx, s, m); err != nil {
+		return fmt.Errorf("record the verification of checkpoint %d: %w", r.Number, err)
+	}
+	return nil
+}
+
+// clip makes words fit into a mark, at a boundary of characters.
+func clip(words string) string {
+	if len(words) <= MaxWhy {
+		return words
+	}
+	return strings.ToValidUTF8(words[:MaxWhy], "")
+}
