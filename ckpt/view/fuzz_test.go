@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"phalanx/ckpt"
+	"phalanx/ckpt/fs"
 )
 
 // FuzzRawIndex: an index that is read is one that is written again alike.
@@ -60,6 +61,9 @@ func FuzzLayout(f *testing.F) {
 	})
 }
 
+// openDirectory opens a directory as a store.
+func openDirectory(_ context.Context, place string) (ckpt.Store, error) { return fs.NewReadOnly(place) }
+
 // names that a folder may have.
 var folderNames = []string{RawIndexName, ".metadata", "__0_0.distcp", "model.safetensors", "model.safetensors.index.json", "part-0.json", "0.bin", "model.pt"}
 
@@ -84,7 +88,7 @@ func FuzzOpen(f *testing.F) {
 			}
 		}
 		for _, place := range []string{dir, filepath.Join(dir, folderNames[uint(first)%uint(len(folderNames))])} {
-			v, err := Open(t.Context(), place, nil, Options{Unpublished: true})
+			v, err := Open(t.Context(), place, openDirectory, Options{Unpublished: true})
 			if err != nil {
 				continue
 			}
