@@ -64,5 +64,6 @@ var seeds = []string{
 	"\x80\x05\x96\x02\x00\x00\x00\x00\x00\x00\x00ab.",
 	"\x80\x02ccollections\nOrderedDict\n)R(X\x01\x00\x00\x00aK\x01u.",
 	"\x80\x02ctorch\nSize\n)\x81}b.",
+	"c\xe5\nx\n.",
 	"cos\nsystem\n(S'true'\ntR.",
 }

@@ -254,6 +254,9 @@ func (m *machine) get(n uint64) error {
 
 // global returns the node of a global, the same one each time, if the policy lets it through.
 func (m *machine) global(module, name string) error {
+	if !utf8.ValidString(module) || !utf8.ValidString(name) {
+		return m.syntax("the name of a global is not UTF-8")
+	}
 	key := Name{module, name}
 	g := m.globals[key]
 	if g == nil {

@@ -149,6 +149,8 @@ func (m *machine) persistentText() error {
 	if err != nil {
 		return err
 	}
-	m.push(&PersistentID{ID: string(b)}, costNode+costText+int64(len(b)))
-	return nil
+	if err := m.pushText(b); err != nil {
+		return err
+	}
+	return m.persistent()
 }
