@@ -110,7 +110,7 @@ func TestCorruptCheckpoint(t *testing.T) {
 	}
 	out, _ := j.verb("ckpt", "latest")
 	_, folder, ok := strings.Cut(strings.TrimSpace(out), "folder=")
-	names, _ := filepath.Glob(filepath.Join(j.dir, "store", folder, "*.raw"))
+	names, _ := filepath.Glob(filepath.Join(j.dir, "store", folder, "*.distcp"))
 	if !ok || len(names) == 0 {
 		t.Fatalf("no objects in %q: %s", folder, out)
 	}

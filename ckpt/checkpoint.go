@@ -3,6 +3,7 @@
 package ckpt
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -20,6 +21,7 @@ type Checkpoint struct {
 	attempt Attempt
 	parts   []*Part
 	states  []*State
+	globals []GlobalTensor
 }
 
 // Open reads the parts of a commit, checks them and proves coverage. It reads no data.
@@ -43,11 +45,17 @@ func Open(ctx context.Context, s Store, c *Commit) (*Checkpoint, error) {
 		return fail(fmt.Errorf("%w: parts of %d coordinates, the commit names %d", ErrIncomplete, len(manifests), len(c.States)))
 	}
 	for i, m := range manifests {
+		if m.Container != c.Container {
+			return fail(fmt.Errorf("coordinate %d is stored as %s, the commit says %s: %w", m.Coordinate, m.Container, c.Container, ErrCorrupt))
+		}
 		if m.Coordinate != i || m.StateDigest != c.States[i].Digest {
 			return fail(fmt.Errorf("coordinate %d: state digest %s, the commit says %s; run: phalanx ckpt verify: %w",
 				m.Coordinate, m.StateDigest, c.States[i].Digest, ErrCorrupt))
 		}
 		cp.states = append(cp.states, &State{Manifest: m, Label: c.States[i].Label, cp: cp})
+	}
+	if cp.globals, err = GlobalTensors(manifests); err != nil {
+		return fail(err)
 	}
 	return cp, nil
 }
@@ -63,6 +71,9 @@ func OpenLatest(ctx context.Context, s Store, job string) (*Checkpoint, error) {
 
 // States lists the stored states, one for each coordinate, in order.
 func (cp *Checkpoint) States() []*State { return cp.states }
+
+// Globals lists the tensors as the user knows them, put together from all coordinates.
+func (cp *Checkpoint) Globals() []GlobalTensor { return cp.globals }
 
 // State returns the state of a coordinate, nil when the checkpoint has no such coordinate.
 func (cp *Checkpoint) State(coordinate int) *State {
@@ -88,6 +99,20 @@ type cachedChunk struct {
 	content       []byte // nil: nothing cached; never changed
 }
 
+// ForRank gives the state with the content that a rank had of its own, where ranks have some and this one had; where it had
+// none, because the world was smaller then, that of the first rank.
+func (st *State) ForRank(rank phalanx.Rank) *State {
+	m := *st.Manifest
+	m.Tensors = slices.Clone(m.Tensors)
+	for i := range m.Tensors {
+		t := &m.Tensors[i]
+		if k := slices.IndexFunc(t.Copies, func(c RankCopy) bool { return c.Rank == rank }); k >= 0 {
+			t.D1, t.Chunks = t.Copies[k].D1, t.Copies[k].Chunks
+		}
+	}
+	return &State{Manifest: &m, Label: st.Label, cp: st.cp}
+}
+
 // Layout lists the tensors.
 func (st *State) Layout() []phalanx.TensorInfo { return st.Manifest.Layout() }
 
@@ -100,7 +125,8 @@ func (st *State) Digests() []phalanx.Digest {
 	return d
 }
 
-// DamageError names a chunk whose stored bytes are not those that were written.
+// DamageError names a chunk, or an object without chunks when Tensor is empty, whose stored bytes are not those that were
+// written.
 type DamageError struct {
 	Object     string // full key
 	At, Length int64  // the chunk's bytes in the object
@@ -112,8 +138,11 @@ type DamageError struct {
 }
 
 func (e *DamageError) Error() string {
-	s := fmt.Sprintf("chunk at %d (%d bytes) of object %s, bytes [%d, %d) of tensor %.60q of coordinate %d: ",
-		e.At, e.Length, e.Object, e.Off, e.Off+e.Length, e.Tensor, e.Coordinate)
+	s := fmt.Sprintf("object %s, %d bytes: ", e.Object, e.Length)
+	if e.Tensor != "" {
+		s = fmt.Sprintf("chunk at %d (%d bytes) of object %s, bytes [%d, %d) of tensor %.60q of coordinate %d: ",
+			e.At, e.Length, e.Object, e.Off, e.Off+e.Length, e.Tensor, e.Coordinate)
+	}
 	if e.Want != e.Got {
 		s += fmt.Sprintf("crc64nvme %s, expected %s", e.Got, e.Want)
 	} else {
@@ -128,9 +157,23 @@ func (e *DamageError) Unwrap() error { return e.Err }
 // readChunk fetches a chunk and verifies its checksum.
 func (st *State) readChunk(ctx context.Context, tensor, chunk int) ([]byte, error) {
 	t := &st.Manifest.Tensors[tensor]
-	c := t.Chunks[chunk]
+	return st.fetch(ctx, t.TensorInfo, t.Chunks[chunk], false)
+}
+
+// fetch is readChunk; framed checks what the container put around the chunk too, and the bytes up to where the next may begin.
+func (st *State) fetch(ctx context.Context, t phalanx.TensorInfo, c ManifestChunk, framed bool) ([]byte, error) {
 	key := st.cp.attempt.Folder() + "/" + c.Object
-	content, err := st.cp.store.Get(ctx, key, c.At, c.Length)
+	f := frame{st.Manifest.Container}
+	at, length, skip := c.At, c.Length, int64(0)
+	if framed {
+		at, length = f.enclosed(c)
+		skip = f.before()
+	}
+	ask := length
+	if framed {
+		ask = aligned(at+length) - at
+	}
+	whole, err := st.cp.store.Get(ctx, key, at, ask)
 	damage := &DamageError{
 		Object: key, At: c.At, Length: c.Length, Coordinate: st.Manifest.Coordinate, Tensor: t.Name, Off: c.Off,
 		Want: c.CRC64NVME, Got: c.CRC64NVME, Err: err,
@@ -138,13 +181,23 @@ func (st *State) readChunk(ctx context.Context, tensor, chunk int) ([]byte, erro
 	if err != nil {
 		return nil, damage
 	}
-	if int64(len(content)) != c.Length {
-		damage.Err = fmt.Errorf("the object ends after %d bytes of the chunk: %w", len(content), ErrCorrupt)
+	if int64(len(whole)) < length {
+		damage.Err = fmt.Errorf("the object ends after %d bytes of the chunk: %w", max(int64(len(whole))-skip, 0), ErrCorrupt)
 		return nil, damage
 	}
+	content := whole[skip : skip+c.Length]
 	if damage.Got = Checksum(content); damage.Got != damage.Want {
 		damage.Err = ErrCorrupt
 		return nil, damage
+	}
+	if framed {
+		damage.Err = f.check(t, c, whole[:length])
+		if damage.Err == nil && len(bytes.Trim(whole[length:], "\x00")) > 0 {
+			damage.Err = fmt.Errorf("the bytes between this chunk and the next are not 0: %w", ErrCorrupt)
+		}
+		if damage.Err != nil {
+			return nil, damage
+		}
 	}
 	return content, nil
 }

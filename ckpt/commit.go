@@ -3,6 +3,7 @@
 package ckpt
 
 import (
+	"bytes"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -34,6 +35,19 @@ type Commit struct {
 	Parts       []PartRef          `json:"parts"`       // in rank order
 	Predecessor string             `json:"predecessor"` // SHA-256 of the commit object before this one, "" for the first
 	Spec        json.RawMessage    `json:"spec,omitempty"`
+	// Metadata is PyTorch's index in the attempt's folder, for container dcp.
+	Metadata *ObjectRef `json:"metadata,omitempty"`
+	// Fenced: the store created this object only because it was absent. Without it only the job's log kept two lineages apart.
+	Fenced bool `json:"fenced,omitempty"`
+	Sum    *CRC `json:"sum,omitempty"` // of the object's bytes with sixteen zeros in its place; from format 2 on
+}
+
+// ObjectRef names an object in the attempt's folder, with what proves that it is the one that was written.
+type ObjectRef struct {
+	Name      string `json:"name"`
+	Size      int64  `json:"size_bytes"`
+	CRC64NVME CRC    `json:"crc64nvme"`
+	SHA256    string `json:"sha256"`
 }
 
 // StoredState says which state of which coordinate a checkpoint holds.
@@ -92,14 +106,48 @@ func (r Record) Branch() uint64 {
 }
 
 // Encode returns the bytes of the commit object, the same for equal commits.
-func (c *Commit) Encode() ([]byte, error) { return encode(c, c.Number) }
+func (c *Commit) Encode() ([]byte, error) {
+	v := *c
+	if v.Format >= 2 {
+		v.Sum = new(CRC)
+	}
+	return encode(&v, v.Number, v.Sum)
+}
 
-func encode(v any, number uint64) ([]byte, error) {
+// encode prints a record. sum, unless nil, points to its field for the checksum over all of it.
+func encode(v any, number uint64, sum *CRC) ([]byte, error) {
 	b, err := json.MarshalIndent(v, "", " ")
+	if sum != nil && err == nil {
+		*sum = Checksum(append(b, '\n'))
+		b, err = json.MarshalIndent(v, "", " ")
+	}
 	if err != nil {
 		return nil, fmt.Errorf("encode commit object %d: %w", number, err)
 	}
 	return append(b, '\n'), nil
+}
+
+// sumField is how the checksum of a record is written: the last field.
+var sumField = []byte("\n \"sum\": \"")
+
+// checkSum checks the checksum that a record of format 2 carries over itself.
+func checkSum(b []byte, format int, sum *CRC) error {
+	if format < 2 {
+		if sum != nil {
+			return fmt.Errorf("format %d has no sum: %w", format, ErrFormat)
+		}
+		return nil
+	}
+	at := bytes.LastIndex(b, sumField) + len(sumField)
+	if sum == nil || at < len(sumField) || len(b) < at+16 {
+		return fmt.Errorf("no checksum at the end: %w", ErrFormat)
+	}
+	zeroed := bytes.Clone(b)
+	copy(zeroed[at:], "0000000000000000")
+	if got := Checksum(zeroed); got != *sum {
+		return fmt.Errorf("crc64nvme of the object %s, expected %s: %w", got, *sum, ErrCorrupt)
+	}
+	return nil
 }
 
 // DecodeRecord reads a commit object or a stub. It never panics and allocates in proportion to the input.
@@ -134,6 +182,9 @@ func decodeCommit(b []byte) (Record, error) {
 	if err := decode(b, MaxCommitBytes, &c); err != nil {
 		return Record{}, err
 	}
+	if err := checkSum(b, c.Format, c.Sum); err != nil {
+		return Record{}, err
+	}
 	if err := c.validate(); err != nil {
 		return Record{}, fmt.Errorf("%w: %w", err, ErrFormat)
 	}
@@ -147,8 +198,11 @@ func (c *Commit) validate() error {
 	if err := validChain(c.Number, c.Predecessor); err != nil {
 		return err
 	}
-	if c.Container != ContainerRaw {
-		return fmt.Errorf("container %.20q is unknown", c.Container)
+	if err := checkContainer(c.Format, c.Container); err != nil {
+		return err
+	}
+	if m := c.Metadata; (m != nil) != (c.Container == ContainerDCP) || m != nil && (m.Name != MetadataName || m.Size < 0 || !isSHA256(m.SHA256)) {
+		return fmt.Errorf("container %s: %s is named wrongly or not at all", c.Container, MetadataName)
 	}
 	for i, s := range c.States {
 		if s.Label.Coordinate != i || s.Label.Step != c.Step || s.Tensors < 0 || s.Bytes < 0 {

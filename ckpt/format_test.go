@@ -18,9 +18,12 @@ import (
 	"phalanx/ckpt/mem"
 )
 
-var rewrite = flag.Bool("rewrite", false, "write testdata/golden-raw-v1 anew")
+var rewrite = flag.Bool("rewrite", false, "write testdata/golden-dcp-v2 anew")
 
-const golden = "testdata/golden-raw-v1"
+const (
+	golden   = "testdata/golden-dcp-v2"
+	goldenV1 = "testdata/golden-raw-v1" // written by an earlier release
+)
 
 // saveGolden writes a checkpoint that is fixed in every byte: two commits and a stub's worth of variety in a few kilobytes.
 func saveGolden(t *testing.T, s ckpt.Store) (first, second *state) {
@@ -43,7 +46,7 @@ func saveGolden(t *testing.T, s ckpt.Store) (first, second *state) {
 	first, second = ramp(1), ramp(2)
 	for i, st := range []*state{first, second} {
 		a := attempt(100*(i+1), uint64(i)+4, uint64(i))
-		refs, err := shards(t, s, a, st, 2, ckpt.PlanOptions{ObjectBytes: 256})
+		refs, err := shards(t, s, a, st, 2, ckpt.PlanOptions{ObjectBytes: 4096})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -75,20 +78,26 @@ func TestGolden(t *testing.T) {
 	now := mem.New()
 	first, second := saveGolden(t, now)
 
-	// Today's reader reads it.
-	records, problems, err := ckpt.List(t.Context(), stored, "job")
-	if err != nil || len(problems) > 0 || len(records) != 2 {
-		t.Fatal(records, problems, err)
+	// Today's reader reads it, and what the release before wrote.
+	old, err := fs.NewReadOnly(goldenV1)
+	if err != nil {
+		t.Fatal(err)
 	}
-	for i, st := range []*state{first, second} {
-		mustRestore(t, stored, records[i].Commit, st)
-		cp, err := ckpt.Open(t.Context(), stored, records[i].Commit)
-		if err != nil {
-			t.Fatal(err)
+	for _, from := range []ckpt.Store{stored, old} {
+		records, problems, err := ckpt.List(t.Context(), from, "job")
+		if err != nil || len(problems) > 0 || len(records) != 2 {
+			t.Fatal(records, problems, err)
 		}
-		report, err := cp.VerifyAll(t.Context(), nil)
-		if err != nil || report.Err() != nil {
-			t.Fatal(err, report.Err())
+		for i, st := range []*state{first, second} {
+			mustRestore(t, from, records[i].Commit, st)
+			cp, err := ckpt.Open(t.Context(), from, records[i].Commit)
+			if err != nil {
+				t.Fatal(err)
+			}
+			report, err := cp.VerifyAll(t.Context(), nil)
+			if err != nil || report.Err() != nil {
+				t.Fatal(err, report.Err())
+			}
 		}
 	}
 	// Today's writer writes it, byte for byte.
@@ -151,17 +160,17 @@ func goldenFiles(tb testing.TB, part string) [][]byte {
 func TestDecodersRefuse(t *testing.T) {
 	part := string(goldenFiles(t, "part-0.json")[0])
 	for name, edit := range map[string][2]string{
-		"newer format":   {`"format":1`, `"format":2`},
-		"container":      {`"container":"raw"`, `"container":"zip"`},
-		"unknown field":  {`"format":1`, `"format":1,"extra":1`},
+		"newer format":   {`"format":2`, `"format":3`},
+		"container":      {`"container":"dcp"`, `"container":"zip"`},
+		"unknown field":  {`"format":2`, `"format":2,"extra":1`},
 		"attempt":        {`"attempt":"step-100`, `"attempt":"../step-100`},
 		"codec":          {`"codec":"raw"`, `"codec":"huff0"`},
-		"unaligned":      {`"at":0`, `"at":8`},
-		"negative":       {`"at":0`, `"at":-64`},
-		"beyond":         {`"at":0`, `"at":6400`},
+		"unaligned":      {`"at":1024`, `"at":1032`},
+		"negative":       {`"at":1024`, `"at":-64`},
+		"beyond":         {`"at":1024`, `"at":64000`},
 		"length":         {`"length":`, `"length":1`},
 		"object":         {`"object":0`, `"object":7`},
-		"object name":    {`"name":"rank-0`, `"name":"../rank-0`},
+		"object name":    {`"name":"__0`, `"name":"../__0`},
 		"checksum":       {`"crc64nvme":"`, `"crc64nvme":"zz`},
 		"not contiguous": {`"offset":[0,0]`, `"offset":[0,1]`},
 		"dtype":          {`"dtype":"f32"`, `"dtype":"f31"`},
@@ -177,7 +186,7 @@ func TestDecodersRefuse(t *testing.T) {
 	}
 	commit := string(goldenFiles(t, "000000000002.json")[0])
 	for name, edit := range map[string][2]string{
-		"newer format": {`"format": 1`, `"format": 2`},
+		"newer format": {`"format": 2`, `"format": 3`},
 		"kind":         {`"kind": "commit"`, `"kind": "merge"`},
 		"number":       {`"number": 2`, `"number": 0`},
 		"first":        {`"number": 2`, `"number": 1`},
@@ -191,8 +200,33 @@ func TestDecodersRefuse(t *testing.T) {
 		if !strings.Contains(commit, edit[0]) {
 			t.Fatalf("%s: the golden commit has no %s", name, edit[0])
 		}
-		if _, err := ckpt.DecodeRecord([]byte(strings.Replace(commit, edit[0], edit[1], 1))); !errors.Is(err, ckpt.ErrFormat) {
+		edited := strings.Replace(commit, edit[0], edit[1], 1)
+		if _, err := ckpt.DecodeRecord([]byte(edited)); !errors.Is(err, ckpt.ErrCorrupt) && name != "newer format" && name != "kind" {
 			t.Errorf("%s: %v", name, err)
+		}
+		if _, err := ckpt.DecodeRecord(summed(edited)); !errors.Is(err, ckpt.ErrFormat) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// summed gives a commit object the checksum that its bytes have.
+func summed(commit string) []byte {
+	at := strings.LastIndex(commit, `"sum": "`) + len(`"sum": "`)
+	zeroed := commit[:at] + strings.Repeat("0", 16) + commit[at+16:]
+	return []byte(zeroed[:at] + ckpt.Checksum([]byte(zeroed)).String() + zeroed[at+16:])
+}
+
+// One changed bit anywhere in a commit object is noticed, also where the value would still make sense.
+func TestEveryFlippedBitOfACommitObjectIsFound(t *testing.T) {
+	commit := goldenFiles(t, "000000000002.json")[0]
+	for i := range commit {
+		for bit := range 8 {
+			flipped := bytes.Clone(commit)
+			flipped[i] ^= 1 << bit
+			if r, err := ckpt.DecodeRecord(flipped); err == nil {
+				t.Fatalf("bit %d of byte %d is not missed: %+v", bit, i, r)
+			}
 		}
 	}
 }

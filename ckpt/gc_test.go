@@ -556,7 +556,7 @@ func TestUndeleteWantsTheData(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := s.Delete(t.Context(), "job/step-1-g1-a2.1/rank-0-00000.raw"); err != nil {
+	if err := s.Delete(t.Context(), "job/step-1-g1-a2.1/__0_0.distcp"); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := ckpt.Undelete(t.Context(), s, "job", 1); !errors.Is(err, ckpt.ErrIncomplete) {

@@ -108,6 +108,3 @@ func parseCommitKey(job, key string) (uint64, bool) {
 
 // partName is the name of a rank's part file in the attempt's folder.
 func partName(rank phalanx.Rank) string { return fmt.Sprintf("part-%d.json", rank) }
-
-// objectName is the name of a rank's n-th data object in the attempt's folder.
-func objectName(rank phalanx.Rank, n int) string { return fmt.Sprintf("rank-%d-%05d.raw", rank, n) }

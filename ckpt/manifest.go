@@ -16,6 +16,7 @@ import (
 // every tensor is in exactly one chunk.
 type Manifest struct {
 	Coordinate  int
+	Container   string
 	Tensors     []ManifestTensor // in layout order
 	StateDigest phalanx.Digest   // D1 job root over all tensors, seed 0
 	Bytes       int64
@@ -24,6 +25,15 @@ type Manifest struct {
 // ManifestTensor is a tensor, its digest and its chunks in the order of their bytes.
 type ManifestTensor struct {
 	phalanx.TensorInfo
+	D1     phalanx.Digest
+	Chunks []ManifestChunk
+	// Copies are set when each rank has content of its own, in rank order; D1 and Chunks are then those of the first.
+	Copies []RankCopy
+}
+
+// RankCopy is one rank's own content of a tensor.
+type RankCopy struct {
+	Rank   phalanx.Rank
 	D1     phalanx.Digest
 	Chunks []ManifestChunk
 }
@@ -47,14 +57,23 @@ func (m *Manifest) Layout() []phalanx.TensorInfo {
 	return layout
 }
 
-// DivergedError: ranks that hold the same shard computed different digests of a tensor. Nothing is published then.
+// DivergedError: those that hold the same tensor computed different digests of it: ranks of one coordinate, or coordinates
+// that hold it whole. Nothing is published then.
 type DivergedError struct {
-	Coordinate int
-	Tensor     string
-	Digests    map[phalanx.Rank]phalanx.Digest
+	Coordinate  int
+	Tensor      string
+	Digests     map[phalanx.Rank]phalanx.Digest
+	Coordinates map[int]phalanx.Digest // set instead of Digests when coordinates differ
 }
 
 func (e *DivergedError) Error() string {
+	if len(e.Coordinates) > 0 {
+		s := fmt.Sprintf("copies of the replicated tensor %.60q differ:", e.Tensor)
+		for _, c := range slices.Sorted(maps.Keys(e.Coordinates)) {
+			s += fmt.Sprintf(" coordinate %d has %s", c, e.Coordinates[c])
+		}
+		return s + "; declare it as a box of a larger tensor or as each rank's own when it is, else one of them has wrong numbers"
+	}
 	s := fmt.Sprintf("coordinate %d: copies of tensor %.60q differ:", e.Coordinate, e.Tensor)
 	for _, r := range slices.Sorted(maps.Keys(e.Digests)) {
 		s += fmt.Sprintf(" rank %d has %s", r, e.Digests[r])
@@ -69,8 +88,9 @@ func Merge(parts []*Part) ([]*Manifest, error) {
 	objects := map[string]bool{}
 	for _, p := range parts {
 		byCoordinate[p.Coordinate] = append(byCoordinate[p.Coordinate], p)
-		if p.Attempt != parts[0].Attempt {
-			return nil, fmt.Errorf("merge: rank %d wrote attempt %s, rank %d wrote %s", p.Rank, p.Attempt, parts[0].Rank, parts[0].Attempt)
+		if p.Attempt != parts[0].Attempt || p.Container != parts[0].Container {
+			return nil, fmt.Errorf("merge: rank %d wrote attempt %s as %s, rank %d wrote %s as %s", p.Rank, p.Attempt, p.Container,
+				parts[0].Rank, parts[0].Attempt, parts[0].Container)
 		}
 		for _, o := range p.Objects {
 			if objects[o.Name] {
@@ -95,7 +115,7 @@ func mergeCoordinate(coordinate int, parts []*Part) (*Manifest, error) {
 	if err != nil {
 		return nil, err
 	}
-	m := &Manifest{Coordinate: coordinate, Tensors: tensors}
+	m := &Manifest{Coordinate: coordinate, Container: parts[0].Container, Tensors: tensors}
 	layout := m.Layout()
 	if err := CheckLayout(layout); err != nil {
 		return nil, fmt.Errorf("coordinate %d: %w", coordinate, err)
@@ -105,30 +125,61 @@ func mergeCoordinate(coordinate int, parts []*Part) (*Manifest, error) {
 			return nil, fmt.Errorf("coordinate %d: rank %d has another layout, or tensors are listed by nobody", coordinate, p.Rank)
 		}
 	}
-	var boxes []Box
+	var boxes []Box // of all parts
 	for _, p := range parts {
+		var own []Box // of tensors that each rank has of its own
 		for _, c := range p.Chunks {
 			off, length, err := c.Range(layout[c.Tensor])
 			if err != nil {
 				return nil, fmt.Errorf("coordinate %d: rank %d: %w", coordinate, p.Rank, err)
 			}
+			t := &m.Tensors[c.Tensor]
+			chunk := ManifestChunk{Box: c.Box, Off: off, Length: length, Object: p.Objects[c.Object].Name, At: c.At, CRC64NVME: c.CRC64NVME}
+			if t.PerRank {
+				own = append(own, c.Box)
+				last := &t.Copies[slices.IndexFunc(t.Copies, func(x RankCopy) bool { return x.Rank == p.Rank })]
+				last.Chunks = append(last.Chunks, chunk)
+				continue
+			}
 			boxes = append(boxes, c.Box)
-			m.Tensors[c.Tensor].Chunks = append(m.Tensors[c.Tensor].Chunks, ManifestChunk{
-				Box: c.Box, Off: off, Length: length, Object: p.Objects[c.Object].Name, At: c.At, CRC64NVME: c.CRC64NVME,
-			})
+			t.Chunks = append(t.Chunks, chunk)
+		}
+		if err := coverOf(layout, own, true); err != nil {
+			return nil, fmt.Errorf("coordinate %d: rank %d: %w", coordinate, p.Rank, err)
 		}
 	}
-	if err := Cover(layout, boxes); err != nil {
+	if err := coverOf(layout, boxes, false); err != nil {
 		return nil, fmt.Errorf("coordinate %d: %w", coordinate, err)
 	}
 	digests := make([]phalanx.Digest, len(tensors))
 	for i := range m.Tensors {
-		slices.SortFunc(m.Tensors[i].Chunks, func(a, b ManifestChunk) int { return cmp.Compare(a.Off, b.Off) })
-		digests[i] = m.Tensors[i].D1
-		m.Bytes += m.Tensors[i].Bytes()
+		t := &m.Tensors[i]
+		slices.SortFunc(t.Chunks, byOffset)
+		m.Bytes += t.Bytes()
+		if t.PerRank {
+			for _, c := range t.Copies {
+				slices.SortFunc(c.Chunks, byOffset)
+			}
+			t.D1, t.Chunks = t.Copies[0].D1, t.Copies[0].Chunks
+			m.Bytes += t.Bytes() * int64(len(t.Copies)-1)
+		}
+		digests[i] = t.D1
 	}
 	m.StateDigest = StateDigest(layout, digests)
 	return m, nil
+}
+
+func byOffset(a, b ManifestChunk) int { return cmp.Compare(a.Off, b.Off) }
+
+// coverOf is Cover for the tensors that each rank has of its own, or for the others.
+func coverOf(layout []phalanx.TensorInfo, boxes []Box, perRank bool) error {
+	expected := slices.Clone(layout)
+	for i := range expected {
+		if expected[i].PerRank != perRank {
+			expected[i].Shape = []int{0} // nothing is expected of it, and no box is of it
+		}
+	}
+	return Cover(expected, boxes)
 }
 
 // mergeTensors unites the tensors of the parts and compares what several of them say.
@@ -153,17 +204,23 @@ func mergeTensors(coordinate int, parts []*Part) ([]ManifestTensor, error) {
 			switch {
 			case have.Name == "":
 				have.TensorInfo, have.D1 = t.TensorInfo, t.D1
-			case have.Name != t.Name || have.DType != t.DType || !slices.Equal(have.Shape, t.Shape):
+			case !have.TensorInfo.Equal(t.TensorInfo):
 				return nil, fmt.Errorf("coordinate %d: tensor %d is %s%v %.60q and, for rank %d, %s%v %.60q", coordinate, t.Index,
 					have.DType, have.Shape, have.Name, p.Rank, t.DType, t.Shape, t.Name)
-			case have.D1 != t.D1:
+			case have.D1 != t.D1 && !t.PerRank:
 				return nil, diverged(coordinate, t.Index, parts)
+			}
+			if t.PerRank {
+				have.Copies = append(have.Copies, RankCopy{Rank: p.Rank, D1: t.D1})
 			}
 		}
 	}
 	for i := range tensors {
 		if tensors[i].Name == "" {
 			return nil, fmt.Errorf("coordinate %d: tensor %d is listed by nobody", coordinate, i)
+		}
+		if t := tensors[i]; t.PerRank && len(t.Copies) != len(parts) {
+			return nil, fmt.Errorf("coordinate %d: tensor %.60q is each rank's own, %d of %d ranks list it", coordinate, t.Name, len(t.Copies), len(parts))
 		}
 	}
 	return tensors, nil

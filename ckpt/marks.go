@@ -99,7 +99,7 @@ func (m *Mark) Encode() ([]byte, error) {
 	if err := m.validate(); err != nil {
 		return nil, fmt.Errorf("%s: %w", m.Kind, err)
 	}
-	return encode(m, m.Number)
+	return encode(m, m.Number, nil)
 }
 
 // DecodeMark reads a mark. It never panics and allocates in proportion to the input.

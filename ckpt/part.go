@@ -17,12 +17,9 @@ import (
 )
 
 const (
-	// FormatVersion is what this package writes. It reads FormatVersion and the one before, when there is one.
-	FormatVersion = 1
-	// ContainerRaw: objects are chunks at 64-byte boundaries, nothing else.
-	ContainerRaw = "raw"
-	// CodecRaw: a chunk's stored bytes are the tensor's bytes.
-	CodecRaw = "raw"
+	// FormatVersion is what this package writes. It reads that and all from oldestFormat on.
+	FormatVersion = 2
+	oldestFormat  = 1
 
 	// MaxPartBytes bounds what the decoder of a part takes.
 	MaxPartBytes = 256 << 20
@@ -103,8 +100,8 @@ func decode(b []byte, limit int, into any) error {
 	if err := json.Unmarshal(b, &head); err != nil {
 		return fmt.Errorf("%w: %w", err, ErrFormat)
 	}
-	if head.Format != FormatVersion {
-		return fmt.Errorf("format %d, this program reads %d; use a newer phalanx: %w", head.Format, FormatVersion, ErrFormat)
+	if head.Format < oldestFormat || head.Format > FormatVersion {
+		return fmt.Errorf("format %d, this program reads %d to %d; use a newer phalanx: %w", head.Format, oldestFormat, FormatVersion, ErrFormat)
 	}
 	d := json.NewDecoder(bytes.NewReader(b))
 	d.DisallowUnknownFields()
@@ -118,8 +115,8 @@ func decode(b []byte, limit int, into any) error {
 }
 
 func (p *Part) validate() error {
-	if p.Container != ContainerRaw {
-		return fmt.Errorf("container %.20q is unknown", p.Container)
+	if err := checkContainer(p.Format, p.Container); err != nil {
+		return err
 	}
 	if _, err := ParseAttempt("", p.Attempt); err != nil {
 		return err
@@ -152,6 +149,9 @@ func (p *Part) tensorsByIndex() (map[int]phalanx.TensorInfo, error) {
 		if err := checkTensor(t.TensorInfo); err != nil {
 			return nil, err
 		}
+		if p.Format < 2 && (t.Global != nil || t.PerRank) {
+			return nil, fmt.Errorf("tensor %.60q: format %d has no boxes of larger tensors", t.Name, p.Format)
+		}
 		last = t.Index
 		tensors[t.Index] = t.TensorInfo
 	}
@@ -161,6 +161,8 @@ func (p *Part) tensorsByIndex() (map[int]phalanx.TensorInfo, error) {
 // validateChunks checks that every chunk is a box of a listed tensor and that chunks lie in their objects, aligned and
 // apart.
 func (p *Part) validateChunks(tensors map[int]phalanx.TensorInfo) error {
+	f := frame{p.Container}
+	before := f.before()
 	for i, c := range p.Chunks {
 		t, found := tensors[c.Tensor]
 		if !found {
@@ -177,14 +179,14 @@ func (p *Part) validateChunks(tensors map[int]phalanx.TensorInfo) error {
 			return fmt.Errorf("chunk %d: %d bytes stored for a box of %d", i, c.Length, length)
 		case c.Object < 0 || c.Object >= len(p.Objects):
 			return fmt.Errorf("chunk %d: object %d of %d", i, c.Object, len(p.Objects))
-		case c.At < 0 || c.At%Align != 0 || c.Length > p.Objects[c.Object].Size || c.At > p.Objects[c.Object].Size-c.Length:
+		case c.At < before || c.At%Align != 0 || c.Length > p.Objects[c.Object].Size || c.At > p.Objects[c.Object].Size-c.Length-f.after(c.Length):
 			return fmt.Errorf("chunk %d: [%d, +%d) in object %s of %d bytes", i, c.At, c.Length, p.Objects[c.Object].Name, p.Objects[c.Object].Size)
 		}
 	}
 	order := slices.Clone(p.Chunks)
 	slices.SortFunc(order, func(a, b StoredChunk) int { return cmp.Or(cmp.Compare(a.Object, b.Object), cmp.Compare(a.At, b.At)) })
 	for i := 1; i < len(order); i++ {
-		if a, b := order[i-1], order[i]; a.Object == b.Object && b.At < a.At+a.Length {
+		if a, b := order[i-1], order[i]; a.Object == b.Object && b.At-before < a.At+a.Length+f.after(a.Length) {
 			return fmt.Errorf("two chunks share bytes at %d of object %s", b.At, p.Objects[b.Object].Name)
 		}
 	}

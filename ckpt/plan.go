@@ -13,7 +13,7 @@ import (
 const (
 	// DefaultObjectBytes makes one request of every object: large enough for throughput, small enough to send again.
 	DefaultObjectBytes = 64 << 20
-	// MinObjectBytes is the smallest object size that NewPlan takes.
+	// MinObjectBytes is the smallest object size that NewPlan takes, besides what the container adds.
 	MinObjectBytes = 64
 	// minChunkBytes stops the cutting for balance: smaller pieces cost more to describe than to write.
 	minChunkBytes = 64 << 10
@@ -27,8 +27,10 @@ const (
 // that every member computes the same.
 type Plan struct {
 	Coordinate  int
+	Container   string
 	Layout      []phalanx.TensorInfo
 	ObjectBytes int64
+	Puts        int     // see PlanOptions
 	Shards      []Shard // in rank order, one for each rank
 }
 
@@ -46,8 +48,12 @@ type Shard struct {
 
 // PlanOptions are sizes in bytes; 0 is the default.
 type PlanOptions struct {
-	ObjectBytes int64 // capacity of an object, DefaultObjectBytes
-	ChunkBytes  int64 // largest chunk, ObjectBytes
+	Container   string // ContainerDCP
+	ObjectBytes int64  // capacity of an object, DefaultObjectBytes
+	ChunkBytes  int64  // largest chunk, ObjectBytes
+	// Puts is how many objects of a share are written at once, 1. A writer holds one object more in memory: while those are
+	// written the next is filled. What is written does not depend on it.
+	Puts int
 }
 
 // NewPlan deals the state of one coordinate to the ranks that hold it.
@@ -58,8 +64,15 @@ func NewPlan(coordinate int, layout []phalanx.TensorInfo, ranks []phalanx.Rank, 
 	if o.ObjectBytes == 0 {
 		o.ObjectBytes = DefaultObjectBytes
 	}
-	if o.ChunkBytes == 0 || o.ChunkBytes > o.ObjectBytes {
-		o.ChunkBytes = o.ObjectBytes
+	if o.Container == "" {
+		o.Container = ContainerDCP
+	}
+	if err := checkContainer(FormatVersion, o.Container); err != nil {
+		return nil, fmt.Errorf("plan: %w", err)
+	}
+	// A chunk and what the container puts around it fit into one object.
+	if most := o.ObjectBytes - (frame{o.Container}).around(o.ObjectBytes); o.ChunkBytes == 0 || o.ChunkBytes > most {
+		o.ChunkBytes = most / Align * Align
 	}
 	if o.ObjectBytes < MinObjectBytes || o.ChunkBytes < MinObjectBytes {
 		return nil, fmt.Errorf("plan: objects of %d and chunks of %d bytes, at least %d", o.ObjectBytes, o.ChunkBytes, MinObjectBytes)
@@ -69,7 +82,7 @@ func NewPlan(coordinate int, layout []phalanx.TensorInfo, ranks []phalanx.Rank, 
 	if len(ranks) == 0 || ranks[0] < 0 || len(slices.Compact(slices.Clone(ranks))) != len(ranks) {
 		return nil, fmt.Errorf("plan: ranks %v: want at least one, none negative, none twice", ranks)
 	}
-	p := &Plan{Coordinate: coordinate, Layout: layout, ObjectBytes: o.ObjectBytes}
+	p := &Plan{Coordinate: coordinate, Container: o.Container, Layout: layout, ObjectBytes: o.ObjectBytes, Puts: max(o.Puts, 1)}
 	for _, r := range ranks {
 		p.Shards = append(p.Shards, Shard{Rank: r})
 	}
@@ -82,13 +95,24 @@ func NewPlan(coordinate int, layout []phalanx.TensorInfo, ranks []phalanx.Rank, 
 func (p *Plan) deal(chunkBytes int64) {
 	var total int64
 	for _, t := range p.Layout {
-		total += t.Bytes()
+		if !t.PerRank {
+			total += t.Bytes()
+		}
 	}
 	n := int64(len(p.Shards))
 	target := min(chunkBytes, max(minChunkBytes, total/(n*chunksPerRank)))
 	var at int64 // bytes dealt so far
 	for i, t := range p.Layout {
 		boxes := Chunks(i, t, target)
+		if t.PerRank {
+			for k := range p.Shards {
+				s := &p.Shards[k]
+				s.Boxes = append(s.Boxes, boxes...)
+				s.Bytes += t.Bytes()
+				s.Digests = append(s.Digests, i)
+			}
+			continue
+		}
 		if len(boxes) == 0 {
 			p.Shards[0].Digests = append(p.Shards[0].Digests, i)
 		}
@@ -116,6 +140,12 @@ func shareOf(at, total, n int64) int64 {
 		return min(at, n-1)
 	}
 	return min(at/share, n-1)
+}
+
+// Transferable reports whether any holder of the state may write any rank's share. It may not when ranks have tensors of
+// their own, which nobody else holds.
+func (p *Plan) Transferable() bool {
+	return !slices.ContainsFunc(p.Layout, func(t phalanx.TensorInfo) bool { return t.PerRank })
 }
 
 // Shard returns the share of a rank, nil when the rank has none.

@@ -80,7 +80,7 @@ func TestPlanCoversAndBalances(t *testing.T) {
 		for r := range rapid.IntRange(1, 9).Draw(t, "ranks") {
 			ranks = append(ranks, phalanx.Rank(2*r+1))
 		}
-		options := ckpt.PlanOptions{ObjectBytes: int64(rapid.SampledFrom([]int{64, 1 << 16, 1 << 20}).Draw(t, "object"))}
+		options := ckpt.PlanOptions{Container: ckpt.ContainerRaw, ObjectBytes: int64(rapid.SampledFrom([]int{64, 1 << 16, 1 << 20}).Draw(t, "object"))}
 		plan, err := ckpt.NewPlan(0, layout, ranks, options)
 		if err != nil {
 			t.Fatal(err)

@@ -164,13 +164,13 @@ func (p Publication) commit(ctx context.Context, s Store, refs []PartRef) (*Comm
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrIncomplete, err)
 	}
-	c := &Commit{
-		Format: FormatVersion, Kind: kindCommit, Job: p.Attempt.Job, Attempt: p.Attempt.Name(), Branch: p.Branch,
-		Step: p.Attempt.Step, Generation: p.Attempt.Generation, UnixNS: p.UnixNS, Container: ContainerRaw,
-		Parts: refs, Spec: p.Spec,
-	}
 	if len(manifests) != len(p.Labels) {
 		return nil, fmt.Errorf("%w: parts of %d coordinates, labels of %d", ErrIncomplete, len(manifests), len(p.Labels))
+	}
+	c := &Commit{
+		Format: FormatVersion, Kind: kindCommit, Job: p.Attempt.Job, Attempt: p.Attempt.Name(), Branch: p.Branch,
+		Step: p.Attempt.Step, Generation: p.Attempt.Generation, UnixNS: p.UnixNS, Container: parts[0].Container,
+		Parts: refs, Spec: p.Spec, Fenced: s.Capabilities().ConditionalCreate,
 	}
 	for i, m := range manifests {
 		if m.Coordinate != i {
@@ -178,8 +178,17 @@ func (p Publication) commit(ctx context.Context, s Store, refs []PartRef) (*Comm
 		}
 		c.States = append(c.States, StoredState{Label: p.Labels[i], Digest: m.StateDigest, Tensors: len(m.Tensors), Bytes: m.Bytes})
 	}
+	globals, err := GlobalTensors(manifests)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrIncomplete, err)
+	}
 	if err := checkObjects(ctx, s, p.Attempt, parts); err != nil {
 		return nil, err
+	}
+	if c.Container == ContainerDCP {
+		if c.Metadata, err = putMetadata(ctx, s, p.Attempt, globals); err != nil {
+			return nil, err
+		}
 	}
 	return c, nil
 }

@@ -43,6 +43,14 @@ func TestTwoCoordinates(t *testing.T) {
 	s := mem.New()
 	a := attempt(3, 1, 1)
 	states := []*state{newState(smallLayout(), 1), newState(smallLayout()[:2], 2)}
+	for c, st := range states { // each holds half of the rows of larger tensors
+		for i := range st.layout[:2] {
+			t := &st.layout[i]
+			whole := append([]int{2 * t.Shape[0]}, t.Shape[1:]...)
+			offset := append([]int{c * t.Shape[0]}, make([]int, len(t.Shape)-1)...)
+			t.Global = &phalanx.Global{Shape: whole, Offset: offset}
+		}
+	}
 	var refs []ckpt.PartRef
 	for c, st := range states {
 		// rank = group × 2 + coordinate
@@ -337,7 +345,7 @@ func TestWriteShardHoldsOneObject(t *testing.T) {
 	layout := []phalanx.TensorInfo{{Name: "w", DType: "u8", Shape: []int{64, 1 << 16}}}
 	largest := 0
 	src := watched{newState(layout, 1), &largest}
-	plan, err := ckpt.NewPlan(0, layout, []phalanx.Rank{0}, ckpt.PlanOptions{ObjectBytes: 1 << 18})
+	plan, err := ckpt.NewPlan(0, layout, []phalanx.Rank{0}, ckpt.PlanOptions{Container: ckpt.ContainerRaw, ObjectBytes: 1 << 18})
 	if err != nil {
 		t.Fatal(err)
 	}

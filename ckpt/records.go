@@ -201,5 +201,10 @@ func restorable(ctx context.Context, s Store, c *Commit) error {
 	if err != nil {
 		return err
 	}
+	if m := c.Metadata; m != nil {
+		if err := checkObject(ctx, s, cp.attempt, Object{Name: m.Name, Size: m.Size, CRC64NVME: m.CRC64NVME}); err != nil {
+			return err
+		}
+	}
 	return checkObjects(ctx, s, cp.attempt, cp.parts)
 }

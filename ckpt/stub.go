@@ -58,6 +58,7 @@ type Stub struct {
 	Token string `json:"token,omitempty"`
 	// Commit is the commit object, byte for byte, while the stub is Forgotten.
 	Commit []byte `json:"commit,omitempty"`
+	Sum    *CRC   `json:"sum,omitempty"` // as in a commit
 }
 
 // At is the phase of a stub of any format. One of format 1 has no way back: the release that wrote it deleted at once.
@@ -115,11 +116,20 @@ func (s *Stub) advanced(to Phase) *Stub {
 }
 
 // Encode returns the bytes of the stub.
-func (s *Stub) Encode() ([]byte, error) { return encode(s, s.Number) }
+func (s *Stub) Encode() ([]byte, error) {
+	v := *s
+	if v.Format >= 2 {
+		v.Sum = new(CRC)
+	}
+	return encode(&v, v.Number, v.Sum)
+}
 
 func decodeStub(b []byte) (Record, error) {
 	var s Stub
 	if err := decodeStrict(b, MaxStubBytes, &s); err != nil {
+		return Record{}, err
+	}
+	if err := checkSum(b, s.Format, s.Sum); err != nil {
 		return Record{}, err
 	}
 	if err := s.validate(); err != nil {

@@ -96,7 +96,7 @@ func TestDamageBreaksNoFence(t *testing.T) {
 func TestNothingIsPublishedAfterANewerFormat(t *testing.T) {
 	s := mem.New()
 	states := series(t, s, 2)
-	flip(t, s, 2, `"format": 1`, `"format": 2`)
+	flip(t, s, 2, `"format": 2`, `"format": 3`)
 	if _, err := save(t, s, attempt(3, 1, 3), states[0], 1); !errors.Is(err, ckpt.ErrFormat) {
 		t.Fatal(err)
 	}

@@ -64,36 +64,83 @@ func (cp *Checkpoint) VerifyAll(ctx context.Context, progress func(Progress)) (R
 	var r Report
 	var p Progress
 	for _, st := range cp.states {
-		for _, t := range st.Manifest.Tensors {
-			p.ChunksTotal += len(t.Chunks)
+		for i := range st.Manifest.Tensors {
+			for _, c := range st.Manifest.Tensors[i].contents() {
+				p.ChunksTotal += len(c.Chunks)
+			}
 		}
 		p.BytesTotal += st.Manifest.Bytes
 	}
+	done := func(c ManifestChunk) {
+		p.Chunks++
+		p.Bytes += c.Length
+		p.Damaged = len(r.Damage)
+		if progress != nil {
+			progress(p)
+		}
+	}
+	failed := func(err error) (Report, error) {
+		return r, fmt.Errorf("verify checkpoint %d of %s: %w", cp.Commit.Number, cp.Commit.Job, err)
+	}
 	for _, st := range cp.states {
 		for i := range st.Manifest.Tensors {
-			done := func(c ManifestChunk) {
-				p.Chunks++
-				p.Bytes += c.Length
-				p.Damaged = len(r.Damage)
-				if progress != nil {
-					progress(p)
+			for _, c := range st.Manifest.Tensors[i].contents() {
+				if err := st.verifyContent(ctx, i, c, &r, done); err != nil {
+					return failed(err)
 				}
 			}
-			if err := st.verifyTensor(ctx, i, &r, done); err != nil {
-				return r, fmt.Errorf("verify checkpoint %d of %s: %w", cp.Commit.Number, cp.Commit.Job, err)
-			}
 		}
+	}
+	if err := cp.verifyMetadata(ctx, &r); err != nil {
+		return failed(err)
 	}
 	r.Chunks, r.Bytes = p.Chunks, p.Bytes
 	return r, nil
 }
 
-func (st *State) verifyTensor(ctx context.Context, index int, r *Report, done func(ManifestChunk)) error {
+// verifyMetadata reads PyTorch's index, where the checkpoint has one.
+func (cp *Checkpoint) verifyMetadata(ctx context.Context, r *Report) error {
+	m := cp.Commit.Metadata
+	if m == nil {
+		return nil
+	}
+	key := cp.attempt.Folder() + "/" + m.Name
+	damage := &DamageError{Object: key, Length: m.Size, Want: m.CRC64NVME, Got: m.CRC64NVME}
+	b, err := cp.store.Get(ctx, key, 0, m.Size+1)
+	switch {
+	case err != nil && !isDamage(err):
+		return err
+	case err != nil:
+		damage.Err = err
+	case int64(len(b)) != m.Size:
+		damage.Err = fmt.Errorf("%d bytes, expected %d: %w", len(b), m.Size, ErrCorrupt)
+	case sha256Hex(b) != m.SHA256:
+		damage.Got, damage.Err = Checksum(b), ErrCorrupt
+	default:
+		return nil
+	}
+	r.Damage = append(r.Damage, damage)
+	return nil
+}
+
+// contents are what is stored of a tensor: once, or for each rank that has its own.
+func (t *ManifestTensor) contents() []RankCopy {
+	if len(t.Copies) > 0 {
+		return t.Copies
+	}
+	return []RankCopy{{Rank: phalanx.NoRank, D1: t.D1, Chunks: t.Chunks}}
+}
+
+func (st *State) verifyContent(ctx context.Context, index int, content RankCopy, r *Report, done func(ManifestChunk)) error {
 	t := &st.Manifest.Tensors[index]
+	name := t.Name
+	if content.Rank != phalanx.NoRank {
+		name = PerRankName(name, content.Rank)
+	}
 	hasher := kernels.NewTensorHasher(digestSeed, t.Name, t.DType, t.Shape)
 	damaged := 0
-	for i, c := range t.Chunks {
-		content, err := st.readChunk(ctx, index, i)
+	for _, c := range content.Chunks {
+		content, err := st.fetch(ctx, t.TensorInfo, c, true)
 		var damage *DamageError
 		switch {
 		case err == nil:
@@ -110,9 +157,9 @@ func (st *State) verifyTensor(ctx context.Context, index int, r *Report, done fu
 	}
 	switch got := hasher.Sum(); {
 	case damaged > 0:
-		r.Tensors = append(r.Tensors, DamagedTensor{Coordinate: st.Manifest.Coordinate, Name: t.Name, Chunks: damaged, Want: t.D1})
-	case got != t.D1:
-		r.Tensors = append(r.Tensors, DamagedTensor{Coordinate: st.Manifest.Coordinate, Name: t.Name, Want: t.D1, Got: got})
+		r.Tensors = append(r.Tensors, DamagedTensor{Coordinate: st.Manifest.Coordinate, Name: name, Chunks: damaged, Want: content.D1})
+	case got != content.D1:
+		r.Tensors = append(r.Tensors, DamagedTensor{Coordinate: st.Manifest.Coordinate, Name: name, Want: content.D1, Got: got})
 	}
 	return nil
 }

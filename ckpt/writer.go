@@ -3,11 +3,15 @@
 package ckpt
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
-	"slices"
+	"hash/crc32"
 	"time"
+
+	"github.com/minio/crc64nvme"
+	"golang.org/x/sync/errgroup"
 
 	"phalanx"
 	"phalanx/kernels"
@@ -21,10 +25,10 @@ type Source interface {
 	ReadAt(tensor int, off int64, p []byte) error
 }
 
-// WriteShard writes the share of a rank: its data objects, then its part file. It holds one object in memory, starts no
-// goroutine and ends soon after ctx does. What it writes depends on attempt, rank, plan and state only, so it may be
-// repeated, by the same daemon or by another holder of the same state that takes over a dead rank's share: objects that
-// exist with the same content count as written. ErrExists means that they exist with another content.
+// WriteShard writes the share of a rank: its data objects, then its part file. It holds plan.Puts + 1 objects in memory and
+// ends, with everything that it started, soon after ctx does. What it writes depends on attempt, rank, plan and state only, so
+// it may be repeated, by the same daemon or by another holder of the same state that takes over a dead rank's share: objects
+// that exist with the same content count as written. ErrExists means that they exist with another content.
 func WriteShard(ctx context.Context, s Store, a Attempt, rank phalanx.Rank, plan *Plan, source Source) (PartRef, error) {
 	fail := func(err error) (PartRef, error) {
 		return PartRef{}, fmt.Errorf("write shard of rank %d to %s: %w", rank, a.Folder(), err)
@@ -42,35 +46,58 @@ func WriteShard(ctx context.Context, s Store, a Attempt, rank phalanx.Rank, plan
 	if limit := s.Capabilities().MaxObjectBytes; limit > 0 && plan.ObjectBytes > limit {
 		return fail(fmt.Errorf("objects of %d bytes, the store takes at most %d; lower the object size", plan.ObjectBytes, limit))
 	}
-	w := writer{ctx: ctx, store: s, attempt: a, source: source, layout: plan.Layout}
-	w.part = Part{
-		Format: FormatVersion, Container: ContainerRaw, Attempt: a.Name(), Rank: rank, Coordinate: plan.Coordinate,
-		Layout: layoutHash(plan.Layout), Tensors: []PartTensor{}, Objects: []Object{}, Chunks: []StoredChunk{},
+	w := newWriter(ctx, s, a, rank, plan, source)
+	err := w.shard(shard)
+	if err == nil {
+		err = w.flush()
 	}
-	w.object = make([]byte, 0, min(plan.ObjectBytes, shard.Bytes+Align*int64(len(shard.Boxes))))
-	w.capacity = plan.ObjectBytes
-	if err := w.shard(shard); err != nil {
+	if putErr := w.puts.Wait(); putErr != nil {
+		err = putErr // what stopped the rest
+	}
+	if err != nil {
 		return fail(err)
 	}
-	ref, err := w.finish()
+	ref, err := w.finish(ctx)
 	if err != nil {
 		return fail(err)
 	}
 	return ref, nil
 }
 
-// writer packs boxes into objects.
+// writer packs boxes into objects. One goroutine reads, digests and fills; full objects are written beside it.
 type writer struct {
-	ctx      context.Context
-	store    Store
-	attempt  Attempt
-	source   Source
-	layout   []phalanx.TensorInfo
-	capacity int64
+	ctx     context.Context // ends when a put fails
+	store   Store
+	attempt Attempt
+	source  Source
+	plan    *Plan
+	frame   frame
+	puts    *errgroup.Group
+	buffers chan []byte // free ones; a full object's comes back when it is written
+	expect  int64       // capacity of a buffer: an object's, or less for a small share
 
 	part   Part
-	object []byte // the object that is being filled
+	object []byte // the object that is being filled, nil: none
+	sum    CRC    // of it
 	spare  []byte // for bytes that are digested and not written
+}
+
+func newWriter(ctx context.Context, s Store, a Attempt, rank phalanx.Rank, plan *Plan, source Source) *writer {
+	w := &writer{store: s, attempt: a, source: source, plan: plan, frame: frame{plan.Container}}
+	w.puts, w.ctx = errgroup.WithContext(ctx)
+	w.puts.SetLimit(plan.Puts)
+	if shard := plan.Shard(rank); shard != nil {
+		w.expect = min(plan.ObjectBytes, shard.Bytes+(Align+w.frame.around(plan.ObjectBytes))*int64(len(shard.Boxes)))
+	}
+	w.buffers = make(chan []byte, plan.Puts+1) // all there are; nil is one that was not needed yet
+	for range plan.Puts + 1 {
+		w.buffers <- nil
+	}
+	w.part = Part{
+		Format: FormatVersion, Container: plan.Container, Attempt: a.Name(), Rank: rank, Coordinate: plan.Coordinate,
+		Layout: layoutHash(plan.Layout), Tensors: []PartTensor{}, Objects: []Object{}, Chunks: []StoredChunk{},
+	}
+	return w
 }
 
 func (w *writer) shard(shard *Shard) error {
@@ -94,7 +121,7 @@ func (w *writer) shard(shard *Shard) error {
 // tensor digests a whole tensor and writes this rank's boxes of it. The digest is taken from the very buffer that is
 // written.
 func (w *writer) tensor(index int, boxes []Box) error {
-	t := w.layout[index]
+	t := w.plan.Layout[index]
 	hasher := kernels.NewTensorHasher(digestSeed, t.Name, t.DType, t.Shape)
 	var at int64
 	for _, b := range boxes {
@@ -120,14 +147,16 @@ func (w *writer) tensor(index int, boxes []Box) error {
 	return nil
 }
 
+// pieceBytes is how much is read at a time, so that all digests find it in the processor's cache.
+const pieceBytes = 256 << 10
+
 // digest reads the bytes [from, to) of a tensor that another rank writes.
 func (w *writer) digest(hasher *kernels.TensorHasher, tensor int, from, to int64) error {
-	const piece = 1 << 20
 	if from < to && w.spare == nil {
-		w.spare = make([]byte, piece)
+		w.spare = make([]byte, pieceBytes)
 	}
 	for from < to {
-		p := w.spare[:min(piece, to-from)]
+		p := w.spare[:min(pieceBytes, to-from)]
 		if err := w.read(tensor, from, p); err != nil {
 			return err
 		}
@@ -142,61 +171,107 @@ func (w *writer) read(tensor int, off int64, p []byte) error {
 		return err
 	}
 	if err := w.source.ReadAt(tensor, off, p); err != nil {
-		return fmt.Errorf("read tensor %.60q at %d: %w", w.layout[tensor].Name, off, err)
+		return fmt.Errorf("read tensor %.60q at %d: %w", w.plan.Layout[tensor].Name, off, err)
 	}
 	return nil
 }
 
-// chunk puts a box into the object, after writing the object out when it is full.
+// chunk puts a box into the object, after sending the object off when it is full.
 func (w *writer) chunk(hasher *kernels.TensorHasher, b Box, off, length int64) error {
-	at := aligned(int64(len(w.object)))
-	if at+length > w.capacity {
+	start := aligned(int64(len(w.object)))
+	if len(w.object) > 0 && start+w.frame.around(length)+length > w.plan.ObjectBytes {
 		if err := w.flush(); err != nil {
 			return err
 		}
-		at = 0
+		start = 0
 	}
-	w.object = append(w.object, make([]byte, at-int64(len(w.object)))...)
-	w.object = slices.Grow(w.object, int(length))[:at+length]
-	p := w.object[at:]
-	if err := w.read(b.Tensor, off, p); err != nil {
+	if err := w.room(start + w.frame.around(length) + length); err != nil {
 		return err
 	}
-	hasher.Write(p)
+	end := len(w.object)
+	at := start + w.frame.before()
+	w.object = w.object[:at+length]
+	clear(w.object[end:at])
+	p := w.object[at:]
+	sum, sum32, err := w.fill(hasher, b.Tensor, off, p)
+	if err != nil {
+		return err
+	}
+	before, after, err := w.frame.wrap(w.plan.Layout[b.Tensor].DType, b.Size, length, sum32)
+	if err != nil {
+		return err
+	}
+	copy(w.object[start:], before)
+	w.sum = joinCRC(w.sum, Checksum(w.object[end:at]), at-int64(end))
+	w.sum = joinCRC(w.sum, sum, length)
+	w.object = append(w.object, after...)
+	w.sum = joinCRC(w.sum, Checksum(after), int64(len(after)))
 	w.part.Chunks = append(w.part.Chunks, StoredChunk{
-		Box: b, Object: len(w.part.Objects), At: at, Length: length, Codec: CodecRaw, CRC64NVME: Checksum(p),
+		Box: b, Object: len(w.part.Objects), At: at, Length: length, Codec: CodecRaw, CRC64NVME: sum,
 	})
+	return nil
+}
+
+// fill reads the bytes of a chunk and takes all checksums while they are in the cache.
+func (w *writer) fill(hasher *kernels.TensorHasher, tensor int, off int64, p []byte) (sum CRC, sum32 uint32, err error) {
+	crc := crc64nvme.New()
+	for len(p) > 0 {
+		piece := p[:min(pieceBytes, len(p))]
+		if err := w.read(tensor, off, piece); err != nil {
+			return 0, 0, err
+		}
+		hasher.Write(piece)
+		_, _ = crc.Write(piece) // a hash never fails
+		if w.frame.needsCRC32() {
+			sum32 = crc32.Update(sum32, crc32.IEEETable, piece)
+		}
+		p, off = p[len(piece):], off+int64(len(piece))
+	}
+	return CRC(crc.Sum64()), sum32, nil
+}
+
+// room makes the object large enough. A fresh one waits until a buffer is free: as many are under way as the plan allows.
+func (w *writer) room(size int64) error {
+	if w.object == nil {
+		select {
+		case w.object = <-w.buffers:
+		case <-w.ctx.Done():
+			return w.ctx.Err()
+		}
+		w.object, w.sum = w.object[:0], Checksum(nil)
+	}
+	if int64(cap(w.object)) < size {
+		w.object = append(make([]byte, 0, max(size, w.expect)), w.object...)
+	}
 	return nil
 }
 
 func aligned(n int64) int64 { return (n + Align - 1) / Align * Align }
 
-// flush writes the object out.
+// flush sends the object off.
 func (w *writer) flush() error {
 	if len(w.object) == 0 {
 		return nil
 	}
-	body := Bytes(w.object)
-	o := Object{Name: objectName(w.part.Rank, len(w.part.Objects)), Size: body.Size, CRC64NVME: body.CRC64NVME}
-	if err := putOnce(w.ctx, w.store, w.attempt.Folder()+"/"+o.Name, w.object); err != nil {
-		return err
-	}
+	content, sum := w.object, w.sum
+	w.object = nil
+	o := Object{Name: w.frame.objectName(w.part.Rank, len(w.part.Objects)), Size: int64(len(content)), CRC64NVME: sum}
 	w.part.Objects = append(w.part.Objects, o)
-	w.object = w.object[:0]
-	return nil
+	w.puts.Go(func() error {
+		defer func() { w.buffers <- content }()
+		return putBody(w.ctx, w.store, w.attempt.Folder()+"/"+o.Name, Body{ReaderAt: bytes.NewReader(content), Size: o.Size, CRC64NVME: sum})
+	})
+	return w.ctx.Err()
 }
 
-// finish writes the last object and the part file.
-func (w *writer) finish() (PartRef, error) {
-	if err := w.flush(); err != nil {
-		return PartRef{}, err
-	}
+// finish writes the part file.
+func (w *writer) finish(ctx context.Context) (PartRef, error) {
 	b, err := w.part.Encode()
 	if err != nil {
 		return PartRef{}, err
 	}
 	name := partName(w.part.Rank)
-	if err := putOnce(w.ctx, w.store, w.attempt.Folder()+"/"+name, b); err != nil {
+	if err := putOnce(ctx, w.store, w.attempt.Folder()+"/"+name, b); err != nil {
 		return PartRef{}, err
 	}
 	return PartRef{
@@ -210,7 +285,10 @@ const putTries = 4
 
 // putOnce creates an object, or finds that it exists with the same content.
 func putOnce(ctx context.Context, s Store, key string, content []byte) error {
-	body := Bytes(content)
+	return putBody(ctx, s, key, Bytes(content))
+}
+
+func putBody(ctx context.Context, s Store, key string, body Body) error {
 	var err error
 	for try := range putTries {
 		if try > 0 {

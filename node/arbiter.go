@@ -460,7 +460,6 @@ func (a *arbiter) tick(now time.Time, lateness time.Duration) {
 		a.round.Late = true
 	}
 	a.keepVoters(now)
-	a.checkSaves(now)
 	if a.stop {
 		a.tryStop(now)
 	}

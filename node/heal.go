@@ -135,7 +135,7 @@ func (h *healing) read(ctx context.Context, world phalanx.World, s *elastic.Stat
 	var err error
 	switch h.do.Source.Kind {
 	case elastic.FromStore:
-		digests, err = h.fromStore(ctx)
+		digests, err = h.fromStore(ctx, world)
 	case elastic.FromLive, elastic.FromSlab:
 		digests, err = h.fromMembers(ctx, world)
 	case elastic.FromSeed:
@@ -161,7 +161,7 @@ func (h *healing) read(ctx context.Context, world phalanx.World, s *elastic.Stat
 	return nil
 }
 
-func (h *healing) fromStore(ctx context.Context) ([]phalanx.Digest, error) {
+func (h *healing) fromStore(ctx context.Context, world phalanx.World) ([]phalanx.Digest, error) {
 	record, err := recordOf(ctx, h.d.store, h.d.cfg.Job, h.do.Source.Commit)
 	if err != nil {
 		return nil, err
@@ -173,6 +173,9 @@ func (h *healing) fromStore(ctx context.Context) ([]phalanx.Digest, error) {
 	st := cp.State(h.do.Label.Coordinate)
 	if st == nil {
 		return nil, fmt.Errorf("checkpoint %d has no coordinate %d", h.do.Source.Commit, h.do.Label.Coordinate)
+	}
+	if seat := world.SeatOf(h.life.who.Member); seat != nil {
+		st = st.ForRank(seat.Rank)
 	}
 	if diff := ckpt.CompareLayouts(st.Layout(), h.life.layout); !diff.Empty() {
 		return nil, fmt.Errorf("checkpoint %d does not fit the trainer's state: %s", h.do.Source.Commit, diff)

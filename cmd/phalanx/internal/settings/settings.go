@@ -22,38 +22,37 @@ import (
 
 // Settings is what `phalanx run` was told, complete: DIR/run.json. No secret is in it.
 type Settings struct {
-	Version      string      `json:"version"`
-	Job          string      `json:"job"`
-	Dir          string      `json:"dir"`   // absolute
-	Store        string      `json:"store"` // absolute path
-	Host         string      `json:"host"`
-	Nproc        int         `json:"nproc"`
-	MinHosts     int         `json:"min_hosts"`
-	MaxHosts     int         `json:"max_hosts"`
-	Min          int         `json:"min"` // members, at least; 0 until Complete
-	Spares       int         `json:"spares"`
-	Join         []string    `json:"join,omitempty"`
-	Bind         string      `json:"bind,omitempty"` // as asked: ADDR or ADDR:PORT
-	Advertise    string      `json:"advertise,omitempty"`
-	Interface    string      `json:"interface,omitempty"`
-	Address      string      `json:"address"` // IP that is bound, found at the start
-	Port         int         `json:"port,omitempty"`
-	KeyFile      string      `json:"key_file,omitempty"` // "" is DIR/key or the environment
-	SaveEvery    Interval    `json:"save_every"`
-	SaveFailure  SaveFailure `json:"save_failure"`
-	Keep         int         `json:"keep"`
-	KeepEvery    uint64      `json:"keep_every,omitempty"`
-	KeepTime     Duration    `json:"keep_time"`
-	GCGrace      Duration    `json:"gc_grace"`
-	KeepLogs     int         `json:"keep_logs"`
-	Resume       string      `json:"resume"`
-	MaxRestarts  int         `json:"max_restarts"`
-	HangTimeout  Duration    `json:"hang_timeout"`
-	StartTimeout Duration    `json:"start_timeout"`
-	Grace        Duration    `json:"grace"`
-	HealthCheck  string      `json:"health_check,omitempty"`
-	Plain        bool        `json:"plain,omitempty"`
-	Command      []string    `json:"command"`
+	Version      string   `json:"version"`
+	Job          string   `json:"job"`
+	Dir          string   `json:"dir"`   // absolute
+	Store        string   `json:"store"` // absolute path
+	Host         string   `json:"host"`
+	Nproc        int      `json:"nproc"`
+	MinHosts     int      `json:"min_hosts"`
+	MaxHosts     int      `json:"max_hosts"`
+	Min          int      `json:"min"` // members, at least; 0 until Complete
+	Spares       int      `json:"spares"`
+	Join         []string `json:"join,omitempty"`
+	Bind         string   `json:"bind,omitempty"` // as asked: ADDR or ADDR:PORT
+	Advertise    string   `json:"advertise,omitempty"`
+	Interface    string   `json:"interface,omitempty"`
+	Address      string   `json:"address"` // IP that is bound, found at the start
+	Port         int      `json:"port,omitempty"`
+	KeyFile      string   `json:"key_file,omitempty"` // "" is DIR/key or the environment
+	SaveEvery    Interval `json:"save_every"`
+	Keep         int      `json:"keep"`
+	KeepEvery    uint64   `json:"keep_every,omitempty"`
+	KeepTime     Duration `json:"keep_time"`
+	GCGrace      Duration `json:"gc_grace"`
+	KeepLogs     int      `json:"keep_logs"`
+	Resume       string   `json:"resume"`
+	MaxRestarts  int      `json:"max_restarts"`
+	HangTimeout  Duration `json:"hang_timeout"`
+	StartTimeout Duration `json:"start_timeout"`
+	Grace        Duration `json:"grace"`
+	HealthCheck  string   `json:"health_check,omitempty"`
+	Plain        bool     `json:"plain,omitempty"`
+	Command      []string `json:"command"`
 }
 
 // Default is what holds without any flag.
@@ -308,52 +307,6 @@ func (v *Interval) Set(text string) error {
 	*v = Interval{Every: d}
 	return nil
 }
-
-// SaveFailure is what becomes of the job when saves fail.
-type SaveFailure node.SaveFailure
-
-// String is the form that Set reads.
-func (v *SaveFailure) String() string {
-	switch {
-	case v.After > 0:
-		return "halt-after=" + strconv.Itoa(v.After)
-	case v.Older > 0:
-		return "halt-older=" + v.Older.String()
-	}
-	return "continue"
-}
-
-// Set parses continue, halt-after=N or halt-older=DURATION.
-func (v *SaveFailure) Set(text string) error {
-	word, value, _ := strings.Cut(text, "=")
-	switch word {
-	case "continue":
-		if text == word {
-			*v = SaveFailure{}
-			return nil
-		}
-	case "halt-after":
-		if n, err := strconv.Atoi(value); err == nil && n > 0 {
-			*v = SaveFailure{After: n}
-			return nil
-		}
-	case "halt-older":
-		if d, err := time.ParseDuration(value); err == nil && d > 0 {
-			*v = SaveFailure{Older: d}
-			return nil
-		}
-	}
-	return errors.New("give continue, halt-after=N with the number of saves in a row that may fail, or halt-older=DURATION with the age that the recovery point may reach")
-}
-
-// Type names the value in help texts.
-func (v *SaveFailure) Type() string { return "POLICY" }
-
-// MarshalText is for run.json.
-func (v SaveFailure) MarshalText() ([]byte, error) { return []byte(v.String()), nil }
-
-// UnmarshalText reads what MarshalText wrote.
-func (v *SaveFailure) UnmarshalText(b []byte) error { return v.Set(string(b)) }
 
 // Type names the value in help texts.
 func (v *Interval) Type() string { return "STEPS|D" }
