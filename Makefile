@@ -98,6 +98,10 @@ bench: build ## measure recovery, steps, the host all-reduce and the daemons; se
 bench-rivals: build ## measure gloo, torchft and torchrun beside it; makes its own Python environment in the cache
 	scripts/rivals.sh
 
+.PHONY: bench-ckpt
+bench-ckpt: build ## measure checkpoints beside PyTorch's DCP and torch-checkpointing (QUICK=1: a minute, no figures)
+	scripts/bench-ckpt.sh
+
 .PHONY: explore
 explore: ## visit every state of 3 members, 2 steps and 2 faults; EXPLOREFLAGS='-gib 24 -time 4h'; see docs/explorer.md
 	$(GO) run ./elastic/explore/explorer -levels $(EXPLOREFLAGS)

@@ -52,6 +52,10 @@ func main() {
 			os.Exit(trainerMain(os.Args[2:]))
 		case echoVerb:
 			os.Exit(echoMain())
+		case saverVerb:
+			os.Exit(saverMain(os.Args[2:]))
+		case layerVerb:
+			os.Exit(layerMain(os.Args[2:]))
 		}
 	}
 	p := plan{}
@@ -61,6 +65,14 @@ func main() {
 	flag.StringVar(&p.commit, "commit", "unknown", "what was built")
 	flag.StringVar(&p.only, "only", "", "parts to measure, separated by commas: "+strings.Join(partNames, ", "))
 	flag.StringVar(&python, "rivals", "", "measure the rivals, with this python, beside a part of the above; writes rivals.md")
+	ckpt := ckptPlan{}
+	checkpoints := flag.Bool("ckpt", false, "measure checkpoints instead; writes ckpt.md. -only chooses among "+strings.Join(cellNames(), ", "))
+	flag.StringVar(&ckpt.python, "python", "", "with -ckpt: a python that has the rivals; without, ours alone is measured")
+	flag.StringVar(&ckpt.tmpfs, "tmpfs", "/dev/shm", "with -ckpt: folder for checkpoints in memory")
+	flag.StringVar(&ckpt.disk, "disk", os.TempDir(), "with -ckpt: folder for checkpoints on a disk")
+	flag.StringVar(&ckpt.s3, "s3", "", "with -ckpt: URL of an empty prefix of an object store; without, none is measured")
+	flag.IntVar(&ckpt.mib, "mib", 0, "with -ckpt: size of every state, instead of several sizes")
+	flag.IntVar(&ckpt.reps, "reps", 3, "with -ckpt: saves and loads after the first one")
 	render := flag.Bool("render", false, "measure nothing: write core.md again from the core.json in the folder of -out")
 	flag.BoolVar(&p.quick, "quick", false, "small counts: to see that everything runs, not for figures")
 	flag.Uint64Var(&p.seed, "seed", 1, "of the choice of victims and of the moment in a step")
@@ -80,6 +92,7 @@ func main() {
 	if p.quick {
 		p.kills, p.daemonKills, p.leaderKills, p.bothKills, p.watchedKills, p.spareKills = 5, 4, 2, 2, 2, 3
 		p.steps, p.loops, p.observe = 200, 40, 2*time.Second
+		ckpt.reps = 2
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
@@ -89,6 +102,11 @@ func main() {
 	switch {
 	case *render:
 		measure = func(_ context.Context, p plan) error { return renderAgain(p.out) }
+	case *checkpoints:
+		measure = func(ctx context.Context, p plan) error {
+			ckpt.plan = p
+			return measureCkpt(ctx, ckpt)
+		}
 	case python != "":
 		measure = func(ctx context.Context, p plan) error { return rivals(ctx, p, python) }
 	}

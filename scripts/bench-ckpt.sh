@@ -1,0 +1,14 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+#
+# Measures checkpoints on this machine, PyTorch's DCP and torch-checkpointing beside ours, and writes docs/benchmarks/ckpt.md
+# and ckpt.json. It takes up to 12 minutes, 16 GiB of memory and 6 GiB of disk, and wants the machine for itself. QUICK=1 takes
+# a minute, shows that everything works and writes elsewhere. The first run makes a Python environment, see rivals-python.sh;
+# RIVALS=PYTHON names one that is there, and RIVALS= measures ours alone. Flags are those of scripts/bench, such as
+# `scripts/bench-ckpt.sh -only main,disk -disk /mnt/scratch`.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+if [[ -z ${RIVALS+set} ]]; then
+	RIVALS=$(scripts/rivals-python.sh)
+fi
+scripts/bench.sh -ckpt -python "$RIVALS" "$@"
