@@ -68,10 +68,10 @@ type writer struct {
 	result Result
 
 	total, done int64
-	at          int    // in order: the item that is written
-	next        int    // in extents: the first that is not complete
-	open        File   // nil: none
-	opened      int    // place of the open file in files, files before it are complete
+	at          int  // in order: the item that is written
+	next        int  // in extents: the first that is not complete
+	open        File // nil: none
+	opened      int  // place of the open file in files, files before it are complete
 	sum         hash.Hash
 	sums        []uint64 // of each complete extent: CRC-32 for dcp, CRC-64/NVME for raw
 }
@@ -349,7 +349,9 @@ func (w *writer) dcpIndex() *dcp.Metadata {
 		at[i] = i
 		from := &w.source.Tensors[it.Tensor]
 		m.Tensors = append(m.Tensors, dcp.Tensor{Name: it.Name, DType: it.DType, Shape: it.Shape, RequiresGrad: from.RequiresGrad})
-		w.path(m, from.Name, it.Name)
+		if path, ok := w.source.Paths[from.Name]; ok && from.Name == it.Name {
+			m.Paths[it.Name] = path
+		}
 	}
 	for _, e := range w.extents {
 		t := &m.Tensors[at[e.item]]
@@ -358,16 +360,9 @@ func (w *writer) dcpIndex() *dcp.Metadata {
 	}
 	for _, o := range w.objects {
 		m.Objects = append(m.Objects, dcp.Object{Name: o.object.Name, File: w.files[o.file].name, At: o.at, Length: o.object.Length, Transforms: o.object.Transforms})
-		w.path(m, o.object.Name, o.object.Name)
+		if path, ok := w.source.Paths[o.object.Name]; ok {
+			m.Paths[o.object.Name] = path
+		}
 	}
 	return m
-}
-
-// path keeps the way to a value in nested state, or makes its name the only key.
-func (w *writer) path(m *dcp.Metadata, from, to string) {
-	if p, ok := w.source.Paths[from]; ok && from == to {
-		m.Paths[to] = p
-		return
-	}
-	m.Paths[to] = []any{to}
 }

@@ -182,6 +182,10 @@ func openFolder(ctx context.Context, f Files, o Options) (*View, error) {
 	switch {
 	case has(RawIndexName):
 		return openRaw(ctx, f)
+	case has(ckpt.MetadataName):
+		return openDCP(ctx, f)
+	case isSafetensors(list):
+		return openSafetensorsFolder(ctx, f, list)
 	}
 	return nil, &UnknownError{Place: f.Place(), Looks: folderLooks(list)}
 }
@@ -237,6 +241,9 @@ func openFile(ctx context.Context, f Files, name string) (*View, error) {
 	head := make([]byte, min(size, 16))
 	if err := f.Read(ctx, name, 0, head); err != nil {
 		return nil, err
+	}
+	if len(head) > 8 && head[8] == '{' && head[7] == 0 && head[6] == 0 { // a length, and the JSON that it is of
+		return openSafetensorsFile(ctx, f, name)
 	}
 	return nil, &UnknownError{Place: f.Place() + "/" + name, Looks: fileLooks(head)}
 }

@@ -4,7 +4,6 @@ package view
 
 import (
 	"bytes"
-	"encoding/binary"
 	"fmt"
 	"path"
 	"strings"
@@ -100,9 +99,6 @@ func fileLooks(head []byte) string {
 	}
 	if len(head) > 2 && head[0] == 0x80 && head[1] <= 5 {
 		return "a pickle, which is a program; it is not run"
-	}
-	if len(head) > 9 && head[8] == '{' && binary.LittleEndian.Uint64(head) <= 100_000_000 {
-		return "a file of safetensors that is cut off"
 	}
 	return ""
 }

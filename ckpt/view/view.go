@@ -41,6 +41,8 @@ type View struct {
 	Unpublished bool
 	// Metadata are short facts about where the content is from, such as the __metadata__ of safetensors.
 	Metadata map[string]string
+	// Paths leads from names to the keys and indices of nested state, as DCP has them; nil for others.
+	Paths map[string][]any
 	// Notes are what a user should know: what was skipped, what cannot be told.
 	Notes []string
 	// Store says what the store can do, nil for a path of the local file system that is no store.
@@ -72,7 +74,9 @@ type Tensor struct {
 	// DTypeName is what the format itself calls the dtype.
 	DTypeName string
 	Shape     []int
-	Shards    []Shard
+	// RequiresGrad is what DCP says of a parameter.
+	RequiresGrad bool
+	Shards       []Shard
 	// Digests are D1 digests of boxes of the tensor, which together cover it; nil when the format has none. The digest of the
 	// whole tensor is one box.
 	Digests []BoxDigest
@@ -116,6 +120,8 @@ type Shard struct {
 	At, Length int64  // the stored bytes in the object
 	// Record: the stored bytes are an archive of torch.save around the elements.
 	Record bool
+	// Transforms are what was applied to a record when it was written; one with any cannot be read.
+	Transforms []string
 	// First is the byte, from At, of the box's first element.
 	First int64
 	// Strides are in elements, one for each dimension; nil is row-major.
@@ -191,6 +197,8 @@ type Object struct {
 	Name       string
 	Object     string
 	At, Length int64
+	// Transforms are what was applied to the bytes when they were written.
+	Transforms []string
 }
 
 // Tensor returns the place of a tensor in Tensors, -1 when there is none of that name.
