@@ -47,7 +47,7 @@ func (s *state) ReadAt(tensor int, off int64, p []byte) error {
 }
 
 // published is a checkpoint of one coordinate that two ranks wrote.
-func published(t tester, layout []phalanx.TensorInfo, chunk int64) (*view.View, *state) {
+func published(t tester, layout []phalanx.TensorInfo, chunk int64, container string) (*view.View, *state) {
 	t.Helper()
 	s := &state{layout: layout}
 	random := rand.New(rand.NewPCG(3, 9))
@@ -61,7 +61,7 @@ func published(t tester, layout []phalanx.TensorInfo, chunk int64) (*view.View, 
 	store := mem.New()
 	ctx := context.Background()
 	a := ckpt.Attempt{Job: "job", Step: 7, Generation: phalanx.Generation{Number: 3}, Term: 1, Counter: 1}
-	plan, err := ckpt.NewPlan(0, layout, []phalanx.Rank{0, 1}, ckpt.PlanOptions{ObjectBytes: max(chunk*4, 64), ChunkBytes: chunk})
+	plan, err := ckpt.NewPlan(0, layout, []phalanx.Rank{0, 1}, ckpt.PlanOptions{Container: container, ObjectBytes: chunk*4 + 8192, ChunkBytes: chunk})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -139,10 +139,34 @@ func convert(t tester, v *view.View, path string, o Options) *view.View {
 	return out
 }
 
+// convertInMemory is convert into a store, without a disk to wait for.
+func convertInMemory(t tester, v *view.View, o Options) *view.View {
+	t.Helper()
+	store := mem.New()
+	items, err := Select(v, Selection{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	to, err := NewPrefix(context.Background(), store, "b", "mem")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Run(context.Background(), v, items, to, o); err != nil {
+		t.Fatal(err)
+	}
+	open := func(context.Context, string) (ckpt.Store, error) { return store, nil }
+	out, err := view.Open(context.Background(), "mem://a/b", open, view.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if out.Format != o.To {
+		t.Fatalf("wrote %s, opened %s", o.To, out.Format)
+	}
+	return out
+}
+
 // TestEveryFormat: through every format, with files that cut tensors anywhere, a state keeps all bits.
 func TestEveryFormat(t *testing.T) {
-	dir := t.TempDir()
-	n := 0
 	rapid.Check(t, func(t *rapid.T) {
 		var layout []phalanx.TensorInfo
 		dtypes := slices.DeleteFunc(phalanx.DTypes(), func(d string) bool { return d == "c128" }) // safetensors has no name for it
@@ -153,12 +177,10 @@ func TestEveryFormat(t *testing.T) {
 				Shape: rapid.SliceOfN(rapid.IntRange(0, 12), 0, 4).Draw(t, "shape"),
 			})
 		}
-		before, _ := published(t, layout, rapid.Int64Range(64, 4096).Draw(t, "chunk"))
+		before, _ := published(t, layout, rapid.Int64Range(64, 4096).Draw(t, "chunk"), rapid.SampledFrom([]string{ckpt.ContainerRaw, ckpt.ContainerDCP}).Draw(t, "container"))
 		for range 2 {
-			n++
 			to := rapid.SampledFrom([]view.Format{view.DCP, view.Safetensors, view.Raw}).Draw(t, "to")
-			path := filepath.Join(dir, fmt.Sprint(n))
-			after := convert(t, before, path, Options{To: to, ShardBytes: rapid.Int64Range(1, 20_000).Draw(t, "shard")})
+			after := convertInMemory(t, before, Options{To: to, ShardBytes: rapid.Int64Range(1, 20_000).Draw(t, "shard")})
 			same(t, before, after)
 			before = after
 		}
@@ -202,7 +224,7 @@ func TestGoldenThereAndBack(t *testing.T) {
 // TestDamageLeavesNothing: a damaged source is noticed, and nothing of the target is left.
 func TestDamageLeavesNothing(t *testing.T) {
 	dir := t.TempDir()
-	v, _ := published(t, []phalanx.TensorInfo{{Name: "a", DType: "f32", Shape: []int{100, 10}}, {Name: "b", DType: "u8", Shape: []int{3}}}, 256)
+	v, _ := published(t, []phalanx.TensorInfo{{Name: "a", DType: "f32", Shape: []int{100, 10}}, {Name: "b", DType: "u8", Shape: []int{3}}}, 256, ckpt.ContainerRaw)
 	raw := convert(t, v, filepath.Join(dir, "raw"), Options{To: view.Raw})
 	file := filepath.Join(dir, "raw", raw.Tensors[0].Shards[0].Object)
 	b, err := os.ReadFile(file)
@@ -253,7 +275,7 @@ func TestDamageLeavesNothing(t *testing.T) {
 
 // TestStoreTarget: into a store, the index last.
 func TestStoreTarget(t *testing.T) {
-	v, _ := published(t, []phalanx.TensorInfo{{Name: "a", DType: "f32", Shape: []int{100, 10}}, {Name: "b", DType: "u8", Shape: []int{3}}}, 256)
+	v, _ := published(t, []phalanx.TensorInfo{{Name: "a", DType: "f32", Shape: []int{100, 10}}, {Name: "b", DType: "u8", Shape: []int{3}}}, 256, ckpt.ContainerRaw)
 	items, err := Select(v, Selection{})
 	if err != nil {
 		t.Fatal(err)
@@ -270,8 +292,8 @@ func TestStoreTarget(t *testing.T) {
 		t.Fatalf("sent %v", sent)
 	}
 	open := func(_ context.Context, place string) (ckpt.Store, error) {
-		if strings.HasSuffix(place, "where") {
-			return below{store, "some/where/"}, nil
+		if place == "mem://x/some" {
+			return below{store, "some/"}, nil
 		}
 		return mem.New(), nil
 	}
@@ -312,7 +334,7 @@ func (b below) List(ctx context.Context, prefix, after string, limit int) ([]ckp
 func TestSelect(t *testing.T) {
 	v, _ := published(t, []phalanx.TensorInfo{
 		{Name: "module.a", DType: "f32", Shape: []int{2}}, {Name: "module._orig_mod.b._orig_mod.w", DType: "i64", Shape: []int{2}}, {Name: "c", DType: "bf16", Shape: []int{}},
-	}, 64)
+	}, 64, ckpt.ContainerRaw)
 	names := func(s Selection) string {
 		items, err := Select(v, s)
 		if err != nil {

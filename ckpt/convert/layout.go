@@ -131,3 +131,6 @@ func arrangeSafetensors(items []Item, metadata map[string]string, target int64, 
 	}
 	return a, nil
 }
+
+// FileSuffix is what the name of a file of safetensors ends with.
+const FileSuffix = safetensors.Suffix

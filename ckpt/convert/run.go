@@ -132,7 +132,7 @@ func (w *writer) metadata() map[string]string {
 func (w *writer) run(ctx context.Context) (err error) {
 	defer func() {
 		if w.open != nil { // after an error: the target is aborted
-			_ = w.discard()
+			_ = w.open.Discard()
 		}
 	}()
 	tensors := make([]int, len(w.order))
@@ -267,13 +267,6 @@ func (w *writer) closeFile(ctx context.Context) error {
 	return f.Close(ctx)
 }
 
-// discard closes the open file without making it durable.
-func (w *writer) discard() error {
-	ctx, cancel := context.WithCancel(context.Background())
-	cancel()
-	return w.closeFile(ctx)
-}
-
 // copyObjects copies what is no tensor as it is.
 func (w *writer) copyObjects(ctx context.Context) error {
 	for _, o := range w.objects {
@@ -319,14 +312,7 @@ func (w *writer) writeIndex(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	f, err := w.to.Create(ctx, name, int64(len(b)))
-	if err != nil {
-		return err
-	}
-	if _, err := f.WriteAt(b, 0); err != nil {
-		return errors.Join(err, f.Close(ctx))
-	}
-	return f.Close(ctx)
+	return writeWhole(ctx, w.to, name, b)
 }
 
 func (w *writer) rawIndex() *view.RawIndex {

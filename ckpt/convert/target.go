@@ -33,6 +33,8 @@ type File interface {
 	io.WriterAt
 	// Close makes the object durable.
 	Close(ctx context.Context) error
+	// Discard ends the writing of an object that will not be whole. Exactly one of the two is called.
+	Discard() error
 }
 
 // ErrOccupied: something is at the target already.
@@ -152,6 +154,8 @@ func (f localFile) Close(context.Context) error {
 	return errors.Join(err, f.File.Close())
 }
 
+func (f localFile) Discard() error { return f.File.Close() }
+
 func syncFolder(path string) error {
 	d, err := os.Open(path)
 	if err != nil {
@@ -235,3 +239,5 @@ func (s *spool) Close(ctx context.Context) error {
 	s.to.sent = append(s.to.sent, s.key)
 	return s.to.store.PutIfAbsent(ctx, s.key, ckpt.Body{ReaderAt: s.File, Size: s.size, CRC64NVME: ckpt.CRC(h.Sum64())})
 }
+
+func (s *spool) Discard() error { return s.File.Close() }

@@ -27,7 +27,8 @@ type Options struct {
 type OpenStore func(ctx context.Context, place string) (ckpt.Store, error)
 
 // Open opens the checkpoint at a path of the local file system or a URL, whatever it is: a folder that a job published, the
-// job's own folder (its newest checkpoint), a folder of another format, or a file. Errors wrap ckpt.ErrNotFound when nothing
+// job's own folder (its newest checkpoint), a folder of another format, or a file. With open nil, folders of jobs are not looked for.
+// Errors wrap ckpt.ErrNotFound when nothing
 // is there, ErrUnpublished, *UnknownError for what is not read, and those of ckpt for what is damaged.
 func Open(ctx context.Context, place string, open OpenStore, o Options) (*View, error) {
 	v, err := openPlace(ctx, place, open, o)
@@ -62,19 +63,17 @@ func openPlace(ctx context.Context, place string, open OpenStore, o Options) (*V
 	if local {
 		return openFolder(ctx, NewDirectory(place), o)
 	}
-	parent, base := split(place)
-	if base != "" { // an object, or a prefix?
+	if parent, base := split(place); ckpt.ValidKey(base) == nil { // an object, or a prefix?
 		s, err := open(ctx, parent)
 		if err != nil {
 			return nil, err
 		}
-		if ckpt.ValidKey(base) == nil {
-			if _, err := s.Stat(ctx, base); err == nil {
-				return openFile(ctx, NewPrefix(s, ""), base)
-			} else if !errors.Is(err, ckpt.ErrNotFound) {
-				return nil, err
-			}
+		if _, err := s.Stat(ctx, base); err == nil {
+			return openFile(ctx, NewPrefix(s, ""), base)
+		} else if !errors.Is(err, ckpt.ErrNotFound) {
+			return nil, err
 		}
+		return openFolder(ctx, NewPrefix(s, base), o)
 	}
 	s, err := open(ctx, place)
 	if err != nil {
@@ -104,7 +103,7 @@ func split(place string) (parent, base string) {
 // is neither.
 func openJob(ctx context.Context, place string, open OpenStore, o Options) (*View, error) {
 	parent, base := split(place)
-	if base == "" {
+	if base == "" || open == nil {
 		return nil, nil
 	}
 	if above, job := split(parent); job != "" {

@@ -32,55 +32,36 @@ func FromCheckpoint(s ckpt.Store, cp *ckpt.Checkpoint) (*View, error) {
 	return v, nil
 }
 
-// assemble makes the tensors that users see of those of the coordinates: boxes of one tensor are put together, and of tensors
-// that all coordinates hold alike one is taken.
+// assemble makes the tensors that users see of those of the coordinates.
 func assemble(manifests []*ckpt.Manifest) ([]Tensor, error) {
-	var out []Tensor
-	place := map[string]int{}
+	globals, err := ckpt.GlobalTensors(manifests)
+	if err != nil {
+		return nil, err
+	}
+	byCoordinate := make(map[int]*ckpt.Manifest, len(manifests))
 	for _, m := range manifests {
-		for i := range m.Tensors {
-			mt := &m.Tensors[i]
-			t := fromManifest(m.Coordinate, mt)
-			at, seen := place[mt.Name]
-			switch {
-			case !seen:
-				place[mt.Name] = len(out)
-				out = append(out, t)
-			case out[at].DType != t.DType || !slices.Equal(out[at].Shape, t.Shape):
-				return nil, fmt.Errorf("tensor %.80q is %s%v in one coordinate and %s%v in coordinate %d: %w", t.Name, out[at].DType, out[at].Shape,
-					t.DType, t.Shape, m.Coordinate, ckpt.ErrCorrupt)
-			case mt.Global != nil:
-				out[at].Shards = append(out[at].Shards, t.Shards...)
-				out[at].Digests = append(out[at].Digests, t.Digests...)
-			case out[at].Digest() != mt.D1:
-				return nil, fmt.Errorf("tensor %.80q: coordinate %d holds digest %s, an earlier one %s: %w", t.Name, m.Coordinate, mt.D1, out[at].Digest(), ckpt.ErrCorrupt)
+		byCoordinate[m.Coordinate] = m
+	}
+	out := make([]Tensor, len(globals))
+	for i, g := range globals {
+		t := Tensor{Name: g.Name, DType: g.DType, DTypeName: g.DType, Shape: nonNil(g.Shape)}
+		boxes := map[[2]int]bool{} // parts of coordinates whose digest is listed
+		for _, p := range g.Pieces {
+			t.Shards = append(t.Shards, Shard{Box: Box{nonNil(p.Offset), nonNil(p.Size)}, Object: p.Chunk.Object, At: p.Chunk.At, Length: p.Chunk.Length,
+				Coordinate: p.Coordinate, Sum: Sum{CRC64NVME, uint64(p.Chunk.CRC64NVME)}})
+			if own := &byCoordinate[p.Coordinate].Tensors[p.Tensor]; !g.Digested && own.Global != nil && !boxes[[2]int{p.Coordinate, p.Tensor}] {
+				boxes[[2]int{p.Coordinate, p.Tensor}] = true
+				t.Digests = append(t.Digests, BoxDigest{Box{own.Global.Offset, own.Shape}, own.D1})
 			}
 		}
-	}
-	for i := range out {
-		sortShards(out[i].Shards)
+		if g.Digested {
+			t.Digests = []BoxDigest{{Whole(t.Shape), g.D1}}
+		}
+		slices.SortFunc(t.Digests, func(a, b BoxDigest) int { return slices.Compare(a.Offset, b.Offset) })
+		sortShards(t.Shards)
+		out[i] = t
 	}
 	return out, nil
-}
-
-// fromManifest is one coordinate's part of a tensor, in the coordinates of the whole tensor.
-func fromManifest(coordinate int, mt *ckpt.ManifestTensor) Tensor {
-	t := Tensor{Name: mt.Name, DType: mt.DType, DTypeName: mt.DType, Shape: mt.Shape}
-	own := Whole(mt.Shape)
-	if mt.Global != nil {
-		t.Shape, own.Offset = mt.Global.Shape, mt.Global.Offset
-	}
-	t.Digests = []BoxDigest{{own, mt.D1}}
-	for _, c := range mt.Chunks {
-		box := Box{Offset: slices.Clone(c.Box.Offset), Shape: c.Box.Size}
-		for d, o := range own.Offset {
-			box.Offset[d] += o
-		}
-		t.Shards = append(t.Shards, Shard{
-			Box: box, Object: c.Object, At: c.At, Length: c.Length, Coordinate: coordinate, Sum: Sum{CRC64NVME, uint64(c.CRC64NVME)},
-		})
-	}
-	return t
 }
 
 // sortShards orders shards by their first element.

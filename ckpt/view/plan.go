@@ -266,3 +266,41 @@ func (v *View) Plan(ctx context.Context, tensor int, box Box) (Cost, error) {
 	}
 	return cost, nil
 }
+
+// StreamCost says what Stream of tensors takes. It reads nothing, so archives around elements are counted as a whole.
+func (v *View) StreamCost(ctx context.Context, tensors []int) (Cost, error) {
+	var cost Cost
+	for _, i := range tensors {
+		t := &v.Tensors[i]
+		cost.Needed += t.Bytes()
+		pl := planner{gap: v.files.Gap(), most: v.limit().fetch}
+		for _, p := range v.pieces(i) {
+			for _, k := range touching(t.Shards, p.box) {
+				s := t.Shards[k]
+				elem := int64(phalanx.DTypeSize(t.DType))
+				if s.Record { // as if its elements filled it
+					s.Record, s.First, s.Length = false, 0, s.Elements()*elem
+				}
+				part, _ := s.Intersect(p.box)
+				how := v.strategyFor(&s, elem, true)
+				pl.add(0, &source{s, k, newTransfer(part, s.Box, p.box, s.strides(), s.First, elem)}, how)
+			}
+		}
+		for _, f := range pl.fetches() {
+			cost.Read += f.length
+			cost.Requests++
+		}
+		for k := range t.Shards {
+			s := &t.Shards[k]
+			if s.Record {
+				cost.Read += s.Length - s.Elements()*int64(phalanx.DTypeSize(t.DType))
+				cost.Requests++
+			} else if v.strategyFor(s, int64(phalanx.DTypeSize(t.DType)), true) == earlier {
+				cost.Read += s.Length
+				cost.Requests += int((s.Length + pl.most - 1) / pl.most)
+				cost.Widened++
+			}
+		}
+	}
+	return cost, ctx.Err()
+}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"hash"
 	"hash/crc32"
+	"slices"
 	"sync"
 
 	"github.com/minio/crc64nvme"
@@ -107,7 +108,7 @@ func (t *Tensor) Stored() int64 {
 
 // Digest is the D1 digest of the whole tensor, zero when it is not known.
 func (t *Tensor) Digest() phalanx.Digest {
-	if len(t.Digests) == 1 {
+	if len(t.Digests) == 1 && slices.Equal(t.Digests[0].Shape, t.Shape) {
 		return t.Digests[0].D1
 	}
 	return phalanx.Digest{}

@@ -4,6 +4,7 @@ package main
 
 import (
 	"os"
+	"strconv"
 	"testing"
 
 	"github.com/rogpeppe/go-internal/testscript"
@@ -32,11 +33,12 @@ func TestScripts(t *testing.T) {
 		Dir: "testdata/script",
 		Setup: func(e *testscript.Env) error {
 			e.Setenv("GOLDEN", golden+"/../../ckpt/testdata/golden-raw-v1")
+			e.Setenv("DCP", golden+"/../../ckpt/dcp/testdata")
 			e.Setenv("NO_COLOR", "1")
 			return nil
 		},
 		RequireExplicitExec: true,
-		Cmds:                map[string]func(*testscript.TestScript, bool, []string){"code": exitsWith, "damage": damageByte},
+		Cmds:                map[string]func(*testscript.TestScript, bool, []string){"code": exitsWith, "damage": damageByte, "flip": flipByte},
 	})
 }
 
@@ -67,5 +69,19 @@ func damageByte(ts *testscript.TestScript, neg bool, args []string) {
 	b, err := os.ReadFile(path)
 	ts.Check(err)
 	b[0] ^= 1
+	ts.Check(os.WriteFile(path, b, 0o600))
+}
+
+// flipByte changes the byte at an offset of a file.
+func flipByte(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) != 2 {
+		ts.Fatalf("usage: flip file offset")
+	}
+	path := ts.MkAbs(args[0])
+	b, err := os.ReadFile(path)
+	ts.Check(err)
+	at, err := strconv.Atoi(args[1])
+	ts.Check(err)
+	b[at] ^= 1
 	ts.Check(os.WriteFile(path, b, 0o600))
 }
