@@ -39,7 +39,7 @@ GO_TEST = $(GO) test -race -shuffle=on -vet=off -timeout=7m $(TESTFLAGS)
 
 .PHONY: help
 help: ## print this list
-	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .PHONY: build
 build: ## build bin/phalanx and bin/phalanx-lm, static, without cgo
@@ -47,7 +47,10 @@ build: ## build bin/phalanx and bin/phalanx-lm, static, without cgo
 	CGO_ENABLED=0 $(GO) build -p $(PARALLEL) -trimpath -ldflags '-X main.version=$(VERSION)' -o bin/ ./cmd/phalanx ./cmd/phalanx-lm
 
 .PHONY: test
-test: fmt-check vet lint build ## everything that must pass: format, vet, lint, build, all tests, with -race where goroutines meet
+test: test-go test-torch ## everything that must pass
+
+.PHONY: test-go
+test-go: fmt-check vet lint build ## format, vet, lint, build, all tests in Go, with -race where goroutines meet
 	$(GO_TEST) -p $(PARALLEL) $(filter-out $(HEAVY),$(UNIT_PACKAGES))
 	$(GO) test -shuffle=on -vet=off -timeout=7m $(TESTFLAGS) -p $(PARALLEL) $(HEAVY)
 	$(GO) test -tags failpoints -vet=off $(TESTFLAGS) phalanx/internal/failpoint
@@ -56,6 +59,17 @@ test: fmt-check vet lint build ## everything that must pass: format, vet, lint, 
 	$(GO_TEST) -short -p $(PARALLEL) phalanx/ckpt phalanx/collective/host -rapid.checks=8
 	$(GO_TEST) -short phalanx/chaos/sim
 	$(if $(strip $(E2E_PACKAGES)),$(GO_TEST) -p 1 $(filter-out $(HEAVY),$(E2E_PACKAGES)))
+
+# The version of PyTorch for test-torch.
+TORCH ?= 2.15
+
+.PHONY: test-torch
+test-torch: ## real PyTorch (TORCH=2.15) reads what is written here and the other way round; makes its environment in the cache
+	$(GO) test -tags torch -timeout=15m $(TESTFLAGS) ./ckpt/torchtest -torch $(TORCH)
+
+.PHONY: test-torch-matrix
+test-torch-matrix: ## test-torch with each version that scripts/torch has: 2.15, 2.11 and 2.6
+	for version in 2.15 2.11 2.6; do $(MAKE) test-torch TORCH=$$version; done
 
 .PHONY: sim
 sim: ## whole clusters in simulated time, SEEDS (100) of them; see docs/simulation.md

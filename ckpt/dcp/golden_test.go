@@ -6,9 +6,7 @@ import (
 	"bytes"
 	"encoding/binary"
 	"fmt"
-	"hash/crc32"
 	"math"
-	"os"
 	"path/filepath"
 	"reflect"
 	"slices"
@@ -17,110 +15,35 @@ import (
 
 	"phalanx"
 	"phalanx/ckpt/dcp"
+	"phalanx/ckpt/dcp/dcptest"
 	"phalanx/ckpt/pickle"
 )
-
-// whole is a tensor put together of its chunks.
-type whole struct {
-	dtype string
-	shape []int
-	bytes []byte // row-major
-}
 
 // readMetadata decodes the index of a checkpoint in a folder.
 func readMetadata(t testing.TB, dir string) *dcp.Metadata {
 	t.Helper()
-	b, err := os.ReadFile(filepath.Join(dir, dcp.MetadataName))
-	if err != nil {
-		t.Fatal(err)
-	}
-	m, err := dcp.DecodeMetadata(b, pickle.Limits{})
+	m, err := dcptest.Read(dir)
 	if err != nil {
 		t.Fatalf("%s: %v", dir, err)
 	}
 	return m
 }
 
-// readAll reads a checkpoint in a folder, as a program would that has no PyTorch.
-func readAll(t testing.TB, dir string, m *dcp.Metadata) (map[string]whole, map[string]any) {
-	t.Helper()
-	tensors, objects := map[string]whole{}, map[string]any{}
-	for _, tensor := range m.Tensors {
-		w := whole{dtype: tensor.DType, shape: tensor.Shape}
-		w.bytes = bytes.Repeat([]byte{0xee}, int(phalanx.TensorInfo{DType: w.dtype, Shape: w.shape}.Bytes()))
-		seen := int64(0)
-		for _, c := range tensor.Chunks {
-			place(w, c, readChunk(t, dir, tensor, c))
-			seen += c.Elements()
-		}
-		if seen*int64(phalanx.DTypeSize(w.dtype)) != int64(len(w.bytes)) {
-			t.Errorf("%s: the chunks of %s have %d elements", dir, tensor.Name, seen)
-		}
-		tensors[tensor.Name] = w
-	}
-	for _, o := range m.Objects {
-		v, err := dcp.ReadObject(bytes.NewReader(readRecord(t, dir, o.File, o.At, o.Length)), o.Length)
-		if err != nil {
-			t.Fatalf("%s: %s: %v", dir, o.Name, err)
-		}
-		objects[o.Name] = v
-	}
-	return tensors, objects
-}
-
 func readRecord(t testing.TB, dir, file string, at, length int64) []byte {
 	t.Helper()
-	b, err := os.ReadFile(filepath.Join(dir, file))
+	b, err := dcptest.ReadRecord(dir, file, at, length)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return b[at : at+length]
-}
-
-// readChunk returns the elements of a chunk in row-major order.
-func readChunk(t testing.TB, dir string, tensor dcp.Tensor, c dcp.Chunk) []byte {
-	t.Helper()
-	record := readRecord(t, dir, c.File, c.At, c.Length)
-	info, err := dcp.ParseRecord(bytes.NewReader(record), c.Length)
-	if err != nil {
-		t.Fatalf("%s: %s: %v", dir, tensor.Name, err)
-	}
-	storage := record[info.At : info.At+info.StorageBytes]
-	if info.DType != tensor.DType || !slices.Equal(info.Shape, c.Size) || info.Swap || crc32.ChecksumIEEE(storage) != info.CRC32 {
-		t.Fatalf("%s: %s: record %+v of chunk %+v", dir, tensor.Name, info, c)
-	}
-	elements := make([]byte, info.Bytes())
-	if err := info.Gather(elements, storage); err != nil {
-		t.Fatal(err)
-	}
-	return elements
-}
-
-// place copies the elements of a box into a whole tensor, element by element.
-func place(w whole, c dcp.Chunk, elements []byte) {
-	size := phalanx.DTypeSize(w.dtype)
-	at := make([]int, len(c.Size))
-	for n := range int(c.Elements()) {
-		to := 0
-		for d := range at {
-			to = to*w.shape[d] + c.Offset[d] + at[d]
-		}
-		copy(w.bytes[to*size:(to+1)*size], elements[n*size:])
-		for d := len(at) - 1; d >= 0; d-- {
-			if at[d]++; at[d] < c.Size[d] {
-				break
-			}
-			at[d] = 0
-		}
-	}
+	return b
 }
 
 // numbers reads elements as float64.
-func (w whole) numbers() []float64 {
+func numbers(w dcptest.Tensor) []float64 {
 	var v []float64
-	size := phalanx.DTypeSize(w.dtype)
-	for b := w.bytes; len(b) > 0; b = b[size:] {
-		switch w.dtype {
+	size := phalanx.DTypeSize(w.DType)
+	for b := w.Bytes; len(b) > 0; b = b[size:] {
+		switch w.DType {
 		case "f64":
 			v = append(v, math.Float64frombits(binary.LittleEndian.Uint64(b)))
 		case "f32":
@@ -217,7 +140,10 @@ func TestGolden(t *testing.T) {
 
 func (g golden) compare(t *testing.T, m *dcp.Metadata) {
 	t.Helper()
-	tensors, objects := readAll(t, g.dir(), m)
+	tensors, objects, err := dcptest.ReadAll(g.dir(), m)
+	if err != nil {
+		t.Fatal(err)
+	}
 	if len(tensors) != len(g.tensors) {
 		t.Errorf("%d tensors, want %d", len(tensors), len(g.tensors))
 	}
@@ -226,8 +152,8 @@ func (g golden) compare(t *testing.T, m *dcp.Metadata) {
 		if values == nil {
 			values = countUp(want.shape)
 		}
-		if got.dtype != want.dtype || !slices.Equal(got.shape, want.shape) || !slices.Equal(got.numbers(), values) {
-			t.Errorf("%s: %s %v %v, want %s %v %v", name, got.dtype, got.shape, got.numbers(), want.dtype, want.shape, values)
+		if got.DType != want.dtype || !slices.Equal(got.Shape, want.shape) || !slices.Equal(numbers(got), values) {
+			t.Errorf("%s: %s %v %v, want %s %v %v", name, got.DType, got.Shape, numbers(got), want.dtype, want.shape, values)
 		}
 		keys := m.Paths[name]
 		if joined := strings.Trim(strings.ReplaceAll(fmt.Sprint(keys), " ", "."), "[]"); joined != name {

@@ -15,31 +15,17 @@ import (
 
 	"phalanx"
 	"phalanx/ckpt/dcp"
+	"phalanx/ckpt/dcp/dcptest"
 )
 
-// record builds a whole record in memory. The payload counts upwards by bytes.
+// record builds a whole record in memory.
 func record(t testing.TB, dtype string, shape []int) (content, payload []byte) {
 	t.Helper()
-	payload = make([]byte, phalanx.TensorInfo{DType: dtype, Shape: shape}.Bytes())
-	for i := range payload {
-		payload[i] = byte(i * 7)
-		if dtype == "bool" {
-			payload[i] = byte(i % 2)
-		}
-	}
-	crc := crc32.ChecksumIEEE(payload)
-	header, err := dcp.RecordHeader(dtype, shape, int64(len(payload)), crc)
+	payload = dcptest.New("", dtype, shape...).Bytes
+	content, err := dcptest.Record(dtype, shape, payload)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(header) != dcp.PayloadAt {
-		t.Fatalf("header of %s %v has %d bytes", dtype, shape, len(header))
-	}
-	trailer := dcp.RecordTrailer(dtype, shape, int64(len(payload)), crc)
-	if want := dcp.TrailerLen(int64(len(payload))); int64(len(trailer)) != want {
-		t.Fatalf("trailer of %s %v has %d bytes, not %d", dtype, shape, len(trailer), want)
-	}
-	content = slices.Concat(header, payload, trailer)
 	if int64(len(content)) != dcp.RecordLen(int64(len(payload))) {
 		t.Fatalf("record of %s %v has %d bytes, not %d", dtype, shape, len(content), dcp.RecordLen(int64(len(payload))))
 	}
