@@ -246,7 +246,7 @@ func Undelete(ctx context.Context, s Store, job string, number uint64) (Record, 
 	case !s.Capabilities().ConditionalReplace:
 		return fail(fmt.Errorf("%s: %w", s.Capabilities().Name, ErrNoUndelete))
 	}
-	if err := restorable(ctx, s, r.Stub.inside()); err != nil {
+	if err := restorable(ctx, s, r.Stub.Inside()); err != nil {
 		return fail(err)
 	}
 	if r, err = putBack(ctx, s, r); err != nil {
@@ -275,7 +275,7 @@ func putBack(ctx context.Context, s Store, r Record) (Record, error) {
 // Pin keeps a checkpoint until Unpin. One that is forgotten is put back first, so what is pinned is published. By is who
 // pins, why their words. Errors are those of Undelete; then there is no pin.
 func Pin(ctx context.Context, s Store, job string, number uint64, by, why string, now time.Time) (Record, error) {
-	return keep(ctx, s, &Mark{Format: retainFormat, Kind: PinMark, Job: job, Number: number, UnixNS: now.UnixNano(), By: clip(by), Why: clip(why)})
+	return keep(ctx, s, &Mark{Format: FormatVersion, Kind: PinMark, Job: job, Number: number, UnixNS: now.UnixNano(), By: clip(by), Why: clip(why)})
 }
 
 // Unpin takes a pin away, a damaged one too. Without one the error is ErrNotFound.
@@ -286,7 +286,7 @@ func Unpin(ctx context.Context, s Store, job string, number uint64) error {
 // Hold keeps a checkpoint for an owner, one key element, until it expires or is released. A second hold of the same owner
 // replaces the first. Otherwise it is like Pin.
 func Hold(ctx context.Context, s Store, job string, number uint64, owner, why string, now, until time.Time) (Record, error) {
-	return keep(ctx, s, &Mark{Format: retainFormat, Kind: HoldMark, Job: job, Number: number, UnixNS: now.UnixNano(),
+	return keep(ctx, s, &Mark{Format: FormatVersion, Kind: HoldMark, Job: job, Number: number, UnixNS: now.UnixNano(),
 		Owner: owner, UntilUnixNS: until.UnixNano(), Why: clip(why)})
 }
 

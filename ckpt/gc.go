@@ -167,7 +167,7 @@ func (c *collector) see(ctx context.Context, x Sweep) error {
 	if err := c.confirm(ctx); err != nil {
 		return err
 	}
-	m := &Mark{Format: retainFormat, Kind: SeenMark, Job: c.inv.Job, UnixNS: c.Now.UnixNano(), By: clip(c.By), Attempt: x.Attempt.Name()}
+	m := &Mark{Format: FormatVersion, Kind: SeenMark, Job: c.inv.Job, UnixNS: c.Now.UnixNano(), By: clip(c.By), Attempt: x.Attempt.Name()}
 	return putMark(ctx, c.s, m)
 }
 

@@ -5,8 +5,10 @@ package ckpt_test
 import (
 	"bytes"
 	"context"
+	"crypto/sha256"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"testing"
@@ -18,6 +20,48 @@ import (
 
 // faults are the ends that an operation of a store may come to.
 var faults = []mem.Fault{{Kill: true}, {Kill: true, After: true}, {Err: errors.New("disk")}, {Err: ckpt.ErrConflict, After: true}}
+
+// digestTagged is a store whose ETags are digests of the content, as on S3: what is put back has the ETag that it had.
+type digestTagged struct{ *mem.Store }
+
+func (d digestTagged) tag(ctx context.Context, info ckpt.Info) (ckpt.Info, error) {
+	b, err := d.Store.Get(ctx, info.Key, 0, -1)
+	info.ETag = fmt.Sprintf("%x", sha256.Sum256(b))
+	return info, err
+}
+
+func (d digestTagged) Stat(ctx context.Context, key string) (ckpt.Info, error) {
+	info, err := d.Store.Stat(ctx, key)
+	if err != nil {
+		return info, err
+	}
+	return d.tag(ctx, info)
+}
+
+func (d digestTagged) PutIfMatch(ctx context.Context, key, etag string, body ckpt.Body) error {
+	inside, err := d.Store.Stat(ctx, key)
+	if err != nil {
+		return err
+	}
+	if info, err := d.tag(ctx, inside); err != nil || info.ETag != etag {
+		return errors.Join(err, ckpt.ErrExists)
+	}
+	return d.Store.PutIfMatch(ctx, key, inside.ETag, body)
+}
+
+// tinySeries publishes so many small checkpoints.
+func tinySeries(t *testing.T, s ckpt.Store, n int) []*state {
+	t.Helper()
+	var states []*state
+	for step := 1; step <= n; step++ {
+		st := newState(smallLayout()[1:4], uint64(step))
+		if _, err := save(t, s, attempt(step, 1, uint64(step)), st, 2); err != nil {
+			t.Fatal(err)
+		}
+		states = append(states, st)
+	}
+	return states
+}
 
 // atEveryOperation runs an action again and again, each time with one more operation before the fault, until it runs through.
 func atEveryOperation(t *testing.T, begin func() *mem.Store, run func(s ckpt.Store) error, check func(inner *mem.Store, at string, err error)) {
@@ -88,7 +132,7 @@ func objects(t *testing.T, s ckpt.Store, prefix string) map[string]string {
 
 func TestUndeleteIsBitForBit(t *testing.T) {
 	s := mem.New()
-	states := series(t, s, 4)
+	states := tinySeries(t, s, 4)
 	before := objects(t, s, "")
 	if done, err := forget(t, s, time.Hour, 1, 2); err != nil || !slices.Equal(done.Numbers, []uint64{1, 2}) {
 		t.Fatal(done, err)
@@ -124,7 +168,7 @@ func TestUndeleteIsBitForBit(t *testing.T) {
 
 func TestCrashAtEveryOperationOfForget(t *testing.T) {
 	before := mem.New()
-	states := series(t, before, 5)
+	states := tinySeries(t, before, 5)
 	atEveryOperation(t, before.Clone, func(s ckpt.Store) error {
 		inv, err := ckpt.TakeInventory(t.Context(), s, "job", nil)
 		if err != nil {
@@ -154,7 +198,7 @@ func TestCrashAtEveryOperationOfForget(t *testing.T) {
 
 func TestCrashAtEveryOperationOfUndeleteAndPin(t *testing.T) {
 	before := mem.New()
-	states := series(t, before, 4)
+	states := tinySeries(t, before, 4)
 	whole := objects(t, before, "")
 	if _, err := forget(t, before, time.Hour, 1); err != nil {
 		t.Fatal(err)
@@ -195,7 +239,7 @@ func TestCrashAtEveryOperationOfUndeleteAndPin(t *testing.T) {
 func forgotten(t *testing.T) (*mem.Store, []*state) {
 	t.Helper()
 	s := mem.New()
-	states := series(t, s, 6)
+	states := tinySeries(t, s, 6)
 	if _, err := forget(t, s, time.Hour, 1, 3); err != nil {
 		t.Fatal(err)
 	}
@@ -223,6 +267,19 @@ func TestCrashAtEveryOperationOfGC(t *testing.T) {
 		return err
 	}, func(inner *mem.Store, at string, err error) {
 		mustBeSound(t, inner, states, at)
+		for _, folder := range []string{"job/step-1-g1-a2.1/", "job/step-3-g1-a2.3/", "job/step-2-g1-a2.77/"} {
+			was, is := objects(t, before, folder), objects(t, inner, folder)
+			part := func(key string) bool {
+				return strings.HasSuffix(key, ".json") || strings.HasSuffix(key, ckpt.MetadataName)
+			}
+			if slices.ContainsFunc(slices.Collect(maps.Keys(is)), part) {
+				for key := range was {
+					if _, left := is[key]; !left && !part(key) {
+						t.Fatalf("%s: %s is gone before the parts of its folder", at, key)
+					}
+				}
+			}
+		}
 		if _, err := collect(t.Context(), inner, later, nil); err != nil {
 			t.Fatalf("%s: finish: %v", at, err)
 		}
@@ -262,6 +319,27 @@ var others = map[string]func(t *testing.T, s *mem.Store, states []*state) []*sta
 		}
 		return states
 	},
+	// The stub looks as it did, and there is a pin now: who looked for pins before must not take it for the one that was there.
+	"undelete, then forget, killed before it sees the pin": func(t *testing.T, s *mem.Store, states []*state) []*state {
+		if _, err := ckpt.Undelete(t.Context(), s, "job", 1); err != nil {
+			return states
+		}
+		killed := mem.NewFaulty(s, func(op mem.Op) mem.Fault {
+			if op.Verb != mem.PutIfMatch {
+				return mem.Fault{}
+			}
+			if _, err := ckpt.Pin(t.Context(), s, "job", 1, "ada", "", noon); err != nil {
+				t.Fatal(err)
+			}
+			return mem.Fault{Kill: true, After: true}
+		})
+		_, err := ckpt.Forget(t.Context(), killed, inventory(t, s), []ckpt.Drop{{Number: 1, Why: "test"}},
+			ckpt.ForgetOptions{Now: noon, Grace: time.Hour, By: "tester"})
+		if !errors.Is(err, mem.ErrKilled) {
+			t.Fatal(err)
+		}
+		return states
+	},
 	"pin, then unpin": func(t *testing.T, s *mem.Store, states []*state) []*state {
 		if _, err := ckpt.Pin(t.Context(), s, "job", 1, "ada", "", noon); err == nil {
 			if err := ckpt.Unpin(t.Context(), s, "job", 1); err != nil {
@@ -283,7 +361,7 @@ var others = map[string]func(t *testing.T, s *mem.Store, states []*state) []*sta
 func nextGeneration(t *testing.T, s *mem.Store, states []*state) []*state {
 	t.Helper()
 	for i := range 2 {
-		st := newState(smallLayout(), uint64(90+i))
+		st := newState(smallLayout()[1:4], uint64(90+i))
 		r, err := save(t, s, attempt(7+i, 2, uint64(i)), st, 2)
 		if err != nil || r.Number != uint64(len(states))+1 {
 			t.Fatal(r, err)
@@ -313,7 +391,7 @@ func TestStoppedAnywhere(t *testing.T) {
 			inner := before.Clone()
 			now := states
 			var kept bool
-			s := mem.NewFaulty(inner, func(op mem.Op) mem.Fault {
+			s := mem.NewFaulty(digestTagged{inner}, func(op mem.Op) mem.Fault {
 				if op.Seq == k {
 					now = act(t, inner, states)
 					r, err := ckpt.ReadRecord(t.Context(), inner, "job", 1)
@@ -334,7 +412,14 @@ func TestStoppedAnywhere(t *testing.T) {
 			}
 			won[name][kept]++
 			mustBeSound(t, inner, now, at)
+			marks, err := ckpt.ReadMarks(t.Context(), inner, "job")
+			if err != nil {
+				t.Fatal(err)
+			}
 			r, err := ckpt.ReadRecord(t.Context(), inner, "job", 1)
+			if err == nil && marks.Pins[1] != nil && r.Stub != nil && r.Stub.At() != ckpt.Forgotten {
+				t.Fatalf("%s: pinned, and its data are gone", at)
+			}
 			if err != nil || kept != (r.Commit != nil) && name != "pin, then unpin" {
 				t.Fatalf("%s: it was published %v when gc woke up and is %+v (%v)", at, kept, r, err)
 			}
@@ -350,7 +435,7 @@ func TestStoppedAnywhere(t *testing.T) {
 // TestForgetStoppedAnywhere does the same with who forgets.
 func TestForgetStoppedAnywhere(t *testing.T) {
 	before := mem.New()
-	states := series(t, before, 6)
+	states := tinySeries(t, before, 6)
 	if _, err := forget(t, before, 0, 3); err != nil { // one that others collect meanwhile
 		t.Fatal(err)
 	}
@@ -358,7 +443,7 @@ func TestForgetStoppedAnywhere(t *testing.T) {
 		for k := 0; ; k++ {
 			inner := before.Clone()
 			now := states
-			s := mem.NewFaulty(inner, func(op mem.Op) mem.Fault {
+			s := mem.NewFaulty(digestTagged{inner}, func(op mem.Op) mem.Fault {
 				if op.Seq == k {
 					now = act(t, inner, states)
 				}
@@ -381,7 +466,7 @@ func TestForgetStoppedAnywhere(t *testing.T) {
 				t.Fatal(err)
 			}
 			r, err := ckpt.ReadRecord(t.Context(), inner, "job", 1)
-			if err != nil || marks.Pins[1] != nil && r.Commit == nil {
+			if err != nil || marks.Pins[1] != nil && r.Commit == nil && !strings.Contains(name, "killed") {
 				t.Fatalf("%s: pinned and not published: %+v, %v", at, r, err)
 			}
 		}
@@ -417,7 +502,7 @@ func TestDeposedLeaderStops(t *testing.T) {
 
 func TestAbandonedHaveAGrace(t *testing.T) {
 	s := mem.New()
-	states := series(t, s, 3)
+	states := tinySeries(t, s, 3)
 	if _, err := shards(t, s, attempt(2, 1, 77), states[0], 1, ckpt.PlanOptions{}); err != nil {
 		t.Fatal(err)
 	}
@@ -455,9 +540,33 @@ func TestAbandonedHaveAGrace(t *testing.T) {
 	}
 }
 
+// A pin that came beside a stub, because who pinned or who forgot was killed on the way, keeps the data.
+func TestCollectSeesPinsThatCameLate(t *testing.T) {
+	s := mem.New()
+	states := tinySeries(t, s, 4)
+	if _, err := forget(t, s, 0, 1); err != nil {
+		t.Fatal(err)
+	}
+	inv := inventory(t, s)
+	pin := ckpt.Mark{Format: 2, Kind: ckpt.PinMark, Job: "job", Number: 1}
+	b, err := pin.Encode()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Put(t.Context(), pin.Key(), ckpt.Bytes(b)); err != nil {
+		t.Fatal(err)
+	}
+	for _, inv := range []*ckpt.Inventory{inv, inventory(t, s)} {
+		if c, err := ckpt.GC(t.Context(), s, inv, ckpt.GCOptions{Now: noon.Add(time.Hour)}); err != nil || c.Objects != 0 {
+			t.Fatal(c, err)
+		}
+	}
+	mustBeSound(t, s, states, "pinned late")
+}
+
 func TestHoldsEnd(t *testing.T) {
 	s := mem.New()
-	series(t, s, 4)
+	tinySeries(t, s, 4)
 	if _, err := ckpt.Hold(t.Context(), s, "job", 1, "eval", "restores", noon, noon.Add(time.Hour)); err != nil {
 		t.Fatal(err)
 	}
@@ -481,7 +590,7 @@ func TestHoldsEnd(t *testing.T) {
 // Stubs of format 1 are read, have no way back, and become swept ones.
 func TestStubsOfFormat1(t *testing.T) {
 	s := mem.New()
-	states := series(t, s, 4)
+	states := tinySeries(t, s, 4)
 	for n, swept := range map[uint64]string{1: "", 2: `,"swept":true`} {
 		r, err := ckpt.ReadRecord(t.Context(), s, "job", n)
 		if err != nil {
@@ -522,7 +631,7 @@ func (u unconditional) PutIfMatch(context.Context, string, string, ckpt.Body) er
 
 func TestStoreWithoutConditions(t *testing.T) {
 	inner := mem.New()
-	states := series(t, inner, 5)
+	states := tinySeries(t, inner, 5)
 	s := unconditional{inner}
 	if done, err := forget(t, s, time.Hour, 1, 2); err != nil || len(done.Numbers) != 2 {
 		t.Fatal(done, err)
@@ -548,7 +657,7 @@ func TestStoreWithoutConditions(t *testing.T) {
 // What was deleted before it was put back is not put back.
 func TestUndeleteWantsTheData(t *testing.T) {
 	s := mem.New()
-	series(t, s, 4)
+	tinySeries(t, s, 4)
 	if _, err := forget(t, s, time.Hour, 1); err != nil {
 		t.Fatal(err)
 	}

@@ -82,7 +82,18 @@ func (inv *Inventory) record(number uint64) Record {
 	return Record{}
 }
 
-// attemptFolders lists the attempts of a job that have objects. It asks for one object of each folder.
+// ListAttempts lists the attempts of a job that have objects, published or not. It asks for one object of each folder.
+func ListAttempts(ctx context.Context, s Store, job string) ([]Attempt, error) {
+	if err := validJob(job); err != nil {
+		return nil, err
+	}
+	folders, err := attemptFolders(ctx, s, job)
+	if err != nil {
+		return nil, fmt.Errorf("list attempts of %s: %w", job, err)
+	}
+	return folders, nil
+}
+
 func attemptFolders(ctx context.Context, s Store, job string) ([]Attempt, error) {
 	prefix := job + "/step-"
 	var folders []Attempt

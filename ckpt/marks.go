@@ -20,6 +20,8 @@ const (
 	MaxMarks     = 20_000
 	// MaxWhy bounds the words in a mark, and the name of who made it, in bytes.
 	MaxWhy = 1000
+
+	firstMarks = 2 // the format that brought them
 )
 
 // MarkKind is the kind of a mark: a small object beside the commit objects that says something about one of them.
@@ -79,6 +81,8 @@ type Mark struct {
 	Version string `json:"version,omitempty"` // VerifiedMark: of the program that verified
 
 	Attempt string `json:"attempt,omitempty"` // SeenMark: name of the folder
+
+	Sum *CRC `json:"sum,omitempty"` // as in a commit
 }
 
 // Key is the key of the mark.
@@ -99,13 +103,18 @@ func (m *Mark) Encode() ([]byte, error) {
 	if err := m.validate(); err != nil {
 		return nil, fmt.Errorf("%s: %w", m.Kind, err)
 	}
-	return encode(m, m.Number, nil)
+	v := *m
+	v.Sum = new(CRC)
+	return encode(&v, v.Number, v.Sum)
 }
 
 // DecodeMark reads a mark. It never panics and allocates in proportion to the input.
 func DecodeMark(b []byte) (*Mark, error) {
 	var m Mark
-	if err := decodeStrict(b, MaxMarkBytes, &m); err != nil {
+	if err := decode(b, MaxMarkBytes, &m); err != nil {
+		return nil, fmt.Errorf("mark: %w", err)
+	}
+	if err := checkSum(b, m.Format, m.Sum); err != nil {
 		return nil, fmt.Errorf("mark: %w", err)
 	}
 	if err := m.validate(); err != nil {
@@ -115,8 +124,8 @@ func DecodeMark(b []byte) (*Mark, error) {
 }
 
 func (m *Mark) validate() error {
-	if m.Format != retainFormat {
-		return fmt.Errorf("format %d: marks begin with %d", m.Format, retainFormat)
+	if m.Format < firstMarks || m.Format > FormatVersion {
+		return fmt.Errorf("format %d: marks have %d to %d", m.Format, firstMarks, FormatVersion)
 	}
 	if err := validJob(m.Job); err != nil {
 		return err
@@ -357,7 +366,7 @@ func RecordVerified(ctx context.Context, s Store, r Record, level Level, ok bool
 	if r.Commit == nil {
 		return errors.New("record a verification: not a published checkpoint")
 	}
-	m := &Mark{Format: retainFormat, Kind: VerifiedMark, Job: r.Commit.Job, Number: r.Number, SHA256: r.SHA256, UnixNS: now.UnixNano(),
+	m := &Mark{Format: FormatVersion, Kind: VerifiedMark, Job: r.Commit.Job, Number: r.Number, SHA256: r.SHA256, UnixNS: now.UnixNano(),
 		By: clip(by), Level: level, OK: ok, Version: clip(version)}
 	before, err := readMark(ctx, s, m.Key())
 	if err == nil && ok && before.OK && before.SHA256 == m.SHA256 && before.Level.Depth() > level.Depth() {

@@ -62,7 +62,7 @@ func TestDamagedMarksKeep(t *testing.T) {
 	for _, m := range someMarks()[:3] {
 		for name, content := range map[string]string{"not JSON": "{", "empty": "", "of another number": "", "too large": strings.Repeat(" ", ckpt.MaxMarkBytes+1)} {
 			s := mem.New()
-			series(t, s, 6)
+			tinySeries(t, s, 6)
 			m.Number = 1
 			if name == "of another number" {
 				other := *m
@@ -91,7 +91,7 @@ func TestDamagedMarksKeep(t *testing.T) {
 // What is not a name of a mark says nothing.
 func TestForeignNamesAmongMarks(t *testing.T) {
 	s := mem.New()
-	series(t, s, 6)
+	tinySeries(t, s, 6)
 	for _, key := range []string{"job/pins/1.json", "job/pins/000000000001.json.bak", "job/pins/README", "job/holds/000000000001.json",
 		"job/verified/000000000000.json", "job/abandoned/step-1.json", "job/abandoned/x"} {
 		if err := s.Put(t.Context(), key, ckpt.Bytes([]byte("{"))); err != nil {
@@ -108,7 +108,7 @@ func TestForeignNamesAmongMarks(t *testing.T) {
 
 func TestMarksAreBounded(t *testing.T) {
 	s := mem.New()
-	series(t, s, 3)
+	tinySeries(t, s, 3)
 	for i := range ckpt.MaxMarks + 1 {
 		if err := s.Put(t.Context(), fmt.Sprintf("job/holds/000000000001.o%d.json", i), ckpt.Bytes([]byte("{"))); err != nil {
 			t.Fatal(err)
@@ -121,7 +121,7 @@ func TestMarksAreBounded(t *testing.T) {
 
 func TestVerificationsAreRecorded(t *testing.T) {
 	s := mem.New()
-	series(t, s, 4)
+	tinySeries(t, s, 4)
 	ctx := t.Context()
 	record := func(n uint64, level ckpt.Level, ok bool) {
 		t.Helper()

@@ -39,9 +39,9 @@ type Shard struct {
 	Rank phalanx.Rank
 	// Boxes to write, in layout order and by bytes inside a tensor.
 	Boxes []Box
-	// Digests lists the tensors whose D1 this rank computes, ascending: those of its boxes. A tensor that several ranks
-	// write is digested whole by each of them, and the publisher compares: copies that differ are not published. The first
-	// rank adds the tensors without elements.
+	// Digests lists the tensors whose D1 this rank computes, ascending: those of its boxes, and those of the rank before it
+	// (the last one's, for the first). So every tensor is digested whole by two ranks at least, from their own memories, and
+	// the publisher compares: copies that differ are not published. The first rank adds the tensors without elements.
 	Digests []int
 	Bytes   int64
 }
@@ -130,7 +130,22 @@ func (p *Plan) deal(chunkBytes int64) {
 			at += length
 		}
 	}
-	slices.Sort(p.Shards[0].Digests)
+	p.crossCheck()
+}
+
+// crossCheck lets each rank digest what the one before it writes, too: it costs a second pass over a share and finds every
+// tensor in which one of the two is wrong.
+func (p *Plan) crossCheck() {
+	own := make([][]int, len(p.Shards))
+	for k, s := range p.Shards {
+		own[k] = s.Digests
+	}
+	for k := range p.Shards {
+		before := own[(k+len(own)-1)%len(own)]
+		digests := slices.Concat(own[k], before)
+		slices.Sort(digests)
+		p.Shards[k].Digests = slices.Compact(digests)
+	}
 }
 
 // shareOf returns which of n equal shares of total a byte is in, without overflowing.

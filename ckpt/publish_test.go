@@ -5,6 +5,7 @@ package ckpt_test
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 
@@ -165,6 +166,41 @@ func TestTwoLineagesMeetAtOneNumber(t *testing.T) {
 	}
 	if records, problems, err := ckpt.List(t.Context(), inner, "job"); err != nil || len(records) != 1 || len(problems) > 0 {
 		t.Fatal(records, problems, err)
+	}
+}
+
+// A wrong bit in one rank's memory, in any tensor, is noticed: two ranks digest each.
+func TestOneWrongRankIsNoticed(t *testing.T) {
+	layout := []phalanx.TensorInfo{}
+	for i := range 7 {
+		layout = append(layout, phalanx.TensorInfo{Name: fmt.Sprint("w", i), DType: "f32", Shape: []int{50, 100}})
+	}
+	ranks := []phalanx.Rank{0, 1, 2}
+	plan, err := ckpt.NewPlan(0, layout, ranks, ckpt.PlanOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, wrong := range ranks {
+		for _, b := range plan.Shard(wrong).Boxes { // what it writes
+			s, a := mem.New(), attempt(1, 1, 1)
+			var refs []ckpt.PartRef
+			for _, r := range ranks {
+				st := newState(layout, 1)
+				if r == wrong {
+					st.content[b.Tensor][77] ^= 4
+				}
+				ref, err := ckpt.WriteShard(t.Context(), s, a, r, plan, st)
+				if err != nil {
+					t.Fatal(err)
+				}
+				refs = append(refs, ref)
+			}
+			_, err := ckpt.Publish(t.Context(), s, publication(a, 1), refs)
+			var diverged *ckpt.DivergedError
+			if !errors.As(err, &diverged) || diverged.Tensor != layout[b.Tensor].Name || diverged.Digests[wrong] == (phalanx.Digest{}) {
+				t.Fatalf("rank %d, tensor %d: %v", wrong, b.Tensor, err)
+			}
+		}
 	}
 }
 

@@ -3,18 +3,12 @@
 package ckpt
 
 import (
-	"bytes"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"time"
 
 	"phalanx"
 )
-
-// retainFormat is the format of stubs and marks that this package writes. Stubs of format 1, which had no phases, are read.
-const retainFormat = 2
 
 // MaxStubBytes bounds what the decoder of a stub takes: it holds a whole commit object, in base64.
 const MaxStubBytes = MaxCommitBytes/3*4 + 1<<20
@@ -101,17 +95,17 @@ func (e *RemovedError) Is(target error) bool { return target == ErrNotFound }
 // stub describes a commit that is being forgotten. content is the commit object as it is stored.
 func (c *Commit) stub(content []byte, f forgetting) *Stub {
 	return &Stub{
-		Format: retainFormat, Kind: kindStub, Number: c.Number, Job: c.Job, Attempt: c.Attempt, Branch: c.Branch, Step: c.Step,
+		Format: FormatVersion, Kind: kindStub, Number: c.Number, Job: c.Job, Attempt: c.Attempt, Branch: c.Branch, Step: c.Step,
 		Generation: c.Generation, UnixNS: c.UnixNS, Predecessor: c.Predecessor, SHA256: sha256Hex(content),
 		Phase: Forgotten, ForgottenUnixNS: f.now.UnixNano(), UntilUnixNS: f.now.Add(f.grace).UnixNano(), By: f.by, Why: f.why,
 		Token: newToken(), Commit: content,
 	}
 }
 
-// advanced is the stub in a later phase, which holds no commit any more. It has format 2 whatever it was.
+// advanced is the stub in a later phase, which holds no commit any more. It has the present format whatever it had.
 func (s *Stub) advanced(to Phase) *Stub {
 	next := *s
-	next.Format, next.Swept, next.Phase, next.Commit = retainFormat, false, to, nil
+	next.Format, next.Swept, next.Phase, next.Commit = FormatVersion, false, to, nil
 	return &next
 }
 
@@ -126,7 +120,7 @@ func (s *Stub) Encode() ([]byte, error) {
 
 func decodeStub(b []byte) (Record, error) {
 	var s Stub
-	if err := decodeStrict(b, MaxStubBytes, &s); err != nil {
+	if err := decode(b, MaxStubBytes, &s); err != nil {
 		return Record{}, err
 	}
 	if err := checkSum(b, s.Format, s.Sum); err != nil {
@@ -185,8 +179,8 @@ func (s *Stub) validateForgotten() error {
 	return nil
 }
 
-// inside is the commit that a forgotten stub holds, nil in a later phase.
-func (s *Stub) inside() *Commit {
+// Inside is the commit that a forgotten stub holds, nil in a later phase.
+func (s *Stub) Inside() *Commit {
 	if s.At() != Forgotten {
 		return nil
 	}
@@ -195,29 +189,4 @@ func (s *Stub) inside() *Commit {
 		return nil // validate has decoded it
 	}
 	return r.Commit
-}
-
-// decodeStrict reads one JSON value of format 1 or 2 and nothing after it.
-func decodeStrict(b []byte, limit int, into any) error {
-	if len(b) > limit {
-		return fmt.Errorf("%d bytes, at most %d: %w", len(b), limit, ErrFormat)
-	}
-	var head struct {
-		Format int `json:"format"`
-	}
-	if err := json.Unmarshal(b, &head); err != nil {
-		return fmt.Errorf("%w: %w", err, ErrFormat)
-	}
-	if head.Format < 1 || head.Format > retainFormat {
-		return fmt.Errorf("format %d, this program reads 1 to %d; use a newer phalanx: %w", head.Format, retainFormat, ErrFormat)
-	}
-	d := json.NewDecoder(bytes.NewReader(b))
-	d.DisallowUnknownFields()
-	if err := d.Decode(into); err != nil {
-		return fmt.Errorf("%w: %w", err, ErrFormat)
-	}
-	if _, err := d.Token(); !errors.Is(err, io.EOF) {
-		return fmt.Errorf("bytes after the end: %w", ErrFormat)
-	}
-	return nil
 }

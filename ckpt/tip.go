@@ -54,15 +54,7 @@ func readableBelow(ctx context.Context, s Store, job string, number uint64) (Rec
 // ofNewerFormat tells a commit object of a newer release, which must be obeyed and cannot be, from a damaged one.
 func ofNewerFormat(content []byte) bool {
 	var head struct {
-		Format int    `json:"format"`
-		Kind   string `json:"kind"`
+		Format int `json:"format"`
 	}
-	if json.Unmarshal(content, &head) != nil {
-		return false
-	}
-	known := FormatVersion
-	if head.Kind == kindStub {
-		known = retainFormat
-	}
-	return head.Format > known
+	return json.Unmarshal(content, &head) == nil && head.Format > FormatVersion
 }

@@ -69,7 +69,8 @@ func IsTensor(v any) bool {
 
 // AsTensor reads the description of a tensor, and checks that all its elements lie in its storage.
 func AsTensor(v any) (*Tensor, error) {
-	for range 4 { // a parameter of a type of its own is wrapped twice
+	parameter := false // a parameter says itself whether it has a gradient, the tensor in it says no
+	for range 4 {      // a parameter of a type of its own is wrapped twice
 		o, ok := v.(*Object)
 		if !ok || !IsTensor(v) {
 			return nil, fmt.Errorf("%s is no tensor", Describe(v))
@@ -84,13 +85,20 @@ func AsTensor(v any) (*Tensor, error) {
 			if len(args.Items) < least {
 				return nil, fmt.Errorf("%s is called with %d arguments, it has %d", g, len(args.Items), least)
 			}
-			return tensorOf(args.Items)
+			t, err := tensorOf(args.Items)
+			if err == nil && parameter {
+				t.RequiresGrad = true
+			}
+			return t, err
 		}
 		switch {
 		case key == fromType && len(args.Items) >= 3:
 			v = &Object{Class: args.Items[0], Args: args.Items[2], Offset: o.Offset}
 		case key != fromType && len(args.Items) >= 1:
 			v = args.Items[0]
+			if len(args.Items) > 1 && args.Items[1] == any(true) {
+				parameter = true
+			}
 		default:
 			return nil, fmt.Errorf("%s is called with %d arguments", g, len(args.Items))
 		}

@@ -7,9 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strconv"
-	"text/tabwriter"
-	"time"
 
 	"github.com/spf13/cobra"
 
@@ -23,6 +20,7 @@ import (
 func newCkpt(a *app) *cobra.Command {
 	c := &cobra.Command{Use: "ckpt", Short: "Look into the checkpoints of a job", Args: cobra.NoArgs, RunE: group}
 	c.AddCommand(newCkptLatest(a), newCkptList(a), newCkptInspect(a), newCkptConvert(a), newCkptRestore(a), newCkptVerify(a))
+	c.AddCommand(newCkptForget(a), newCkptGC(a), newCkptUndelete(a), newCkptPin(a), newCkptUnpin(a))
 	return c
 }
 
@@ -48,7 +46,7 @@ type found struct {
 	Folder     string             `json:"folder,omitempty"`
 	Bytes      int64              `json:"size_bytes"`
 	Digests    []phalanx.Digest   `json:"digests"` // one for each coordinate
-	State      string             `json:"state"`   // published, removed or unpublished
+	State      string             `json:"state"`   // published, forgotten, removed or unpublished
 }
 
 func describe(c *ckpt.Commit) found {
@@ -103,75 +101,6 @@ func (r *reader) ckptError(err error) error {
 		return problem(node.CodeIntegrity, "an object of a published checkpoint is missing; see "+where, "%w", err)
 	}
 	return problem(node.CodeFailed, "check the store and its rights", "%w", err)
-}
-
-func newCkptList(a *app) *cobra.Command {
-	r := &reader{app: a}
-	c := &cobra.Command{
-		Use: "ls", Args: cobra.NoArgs,
-		Short: "List the checkpoints of a job, oldest first",
-		RunE: func(c *cobra.Command, _ []string) error {
-			s, err := r.open(c)
-			if err != nil {
-				return err
-			}
-			list, problems, err := r.list(c.Context(), s)
-			if err != nil {
-				return err
-			}
-			for _, p := range problems {
-				fmt.Fprintf(a.stderr, "phalanx: checkpoint %d: %v\n", p.Number, p.Err)
-			}
-			if r.asJSON {
-				return a.printJSON(list)
-			}
-			t := tabwriter.NewWriter(a.stdout, 0, 0, 2, ' ', 0)
-			fmt.Fprintln(t, "NUMBER\tSTEP\tGENERATION\tWRITTEN\tBYTES\tSTATE\tFOLDER")
-			for _, f := range list {
-				number, written := "-", "-"
-				if f.Number > 0 {
-					number = strconv.FormatUint(f.Number, 10)
-				}
-				if f.UnixNS > 0 {
-					written = time.Unix(0, f.UnixNS).UTC().Format(time.RFC3339)
-				}
-				fmt.Fprintf(t, "%s\t%d\t%s\t%s\t%d\t%s\t%s\n", number, f.Step, f.Generation, written, f.Bytes, f.State, f.Folder)
-			}
-			return t.Flush()
-		},
-	}
-	r.bind(c)
-	return c
-}
-
-// list is every checkpoint, what retention removed, and attempts that were never published.
-func (r *reader) list(ctx context.Context, s ckpt.Store) ([]found, []ckpt.Problem, error) {
-	job := r.settings.Job
-	records, problems, err := ckpt.List(ctx, s, job)
-	if err != nil {
-		return nil, nil, r.ckptError(err)
-	}
-	list := []found{} // never null in JSON
-	published := map[string]bool{}
-	for _, rec := range records {
-		published[rec.Attempt().Name()] = true
-		if rec.Commit != nil {
-			list = append(list, describe(rec.Commit))
-			continue
-		}
-		b := rec.Stub
-		list = append(list, found{Number: b.Number, Step: b.Step, Generation: b.Generation, Branch: b.Branch, UnixNS: b.UnixNS, State: "removed"})
-	}
-	attempts, err := r.attempts(ctx, s)
-	if err != nil {
-		return nil, nil, err
-	}
-	for _, at := range attempts {
-		if !published[at.Name()] {
-			list = append(list, found{Step: at.Step, Generation: at.Generation, Folder: at.Folder(), State: "unpublished"})
-		}
-	}
-	return list, problems, nil
 }
 
 // attempts are the folders that saves have written into.

@@ -57,7 +57,7 @@ func (r *reader) named(ctx context.Context, s ckpt.Store, arg string) (*ckpt.Che
 		switch rec := records[i]; {
 		case !is(rec.Attempt()):
 		case rec.Commit == nil:
-			return nil, problem(node.CodeNotFound, "phalanx ckpt ls lists what is left", "checkpoint %s was removed by retention (--keep)", arg)
+			return nil, removed(rec.Stub)
 		default:
 			cp, err := ckpt.Open(ctx, s, rec.Commit)
 			if err != nil {

@@ -60,6 +60,16 @@ func (s *Settings) PlaceFlags(f *pflag.FlagSet) {
 	f.StringVar(&s.Store, "store", s.Store, "checkpoint store, a directory or file://`URL` (default: DIR/store)")
 }
 
+// ownMeaning is the annotation of a flag that only has the name of a setting.
+const ownMeaning = "phalanx-own-meaning"
+
+// OwnMeaning says that a flag of this verb is not the setting of its name: neither variables nor the file set it.
+func OwnMeaning(f *pflag.FlagSet, name string) {
+	if err := f.SetAnnotation(name, ownMeaning, nil); err != nil {
+		panic(err) // a flag that was not declared: a mistake in this program
+	}
+}
+
 // Load completes flags that were not given from the environment and the file. environ has the form of os.Environ.
 func Load(f *pflag.FlagSet, environ []string) error {
 	return load(f, declared(), environ)
@@ -80,7 +90,7 @@ func load(f *pflag.FlagSet, names, environ []string) error {
 	for _, name := range names {
 		variable := Variable(name)
 		i := slices.IndexFunc(environ, func(e string) bool { return strings.HasPrefix(e, variable+"=") })
-		if i < 0 || given[name] || f.Lookup(name) == nil {
+		if i < 0 || given[name] || !takes(f, name) {
 			continue
 		}
 		value := environ[i][len(variable)+1:]
@@ -108,7 +118,7 @@ func load(f *pflag.FlagSet, names, environ []string) error {
 		if i < 0 {
 			return usage(suggest(key, keys), "%s: unknown key %q", path, key)
 		}
-		if given[names[i]] || f.Lookup(names[i]) == nil {
+		if given[names[i]] || !takes(f, names[i]) {
 			continue
 		}
 		text, err := tomlText(values[key])
@@ -120,6 +130,16 @@ func load(f *pflag.FlagSet, names, environ []string) error {
 		}
 	}
 	return nil
+}
+
+// takes reports whether a flag is declared and is the setting of its name.
+func takes(f *pflag.FlagSet, name string) bool {
+	p := f.Lookup(name)
+	if p == nil {
+		return false
+	}
+	_, own := p.Annotations[ownMeaning]
+	return !own
 }
 
 // plain says what a value must be, without the flag's name and the parser's.

@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package torchfile
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"sync"
+
+	"phalanx/ckpt/pickle"
+)
+
+// Tensor is a tensor of a file.
+type Tensor struct {
+	// Name is the flattened name, Path the keys (strings) and places in lists (ints) that lead to it.
+	Name string
+	Path []any
+	// Tensor describes it as a view of a storage; tensors of the same Storage share bytes. DType is "" when phalanx has none
+	// for DTypeName: such a tensor is listed and cannot be read.
+	pickle.Tensor
+	// CRC32 is that of the whole storage, as the archive has it.
+	CRC32 uint32
+	// Swap: the storage is big-endian.
+	Swap bool
+}
+
+// Readable returns nil, or ErrUnsupported with the reason why the elements cannot be read.
+func (t *Tensor) Readable() error {
+	if t.DType != "" {
+		return nil
+	}
+	return fmt.Errorf("tensor %.200q: elements of the type torch.%s are %w; convert it with PyTorch first", t.Name, t.DTypeName, ErrUnsupported)
+}
+
+// Object is a value that is no tensor.
+type Object struct {
+	Name string
+	Path []any
+	// Value is as in package pickle. What it may not be entered into (pickle.Object of an unknown class) Text names.
+	Value any
+}
+
+// File is a file of torch.save that is open for reading. It is safe for concurrent use, if its reader is.
+type File struct {
+	Tensors []Tensor
+	// Objects are in the order of the file, as Tensors are.
+	Objects []Object
+
+	archive  *archive
+	mu       sync.Mutex       // guards what follows; never held over I/O
+	located  []span           // of storages, by at
+	verified map[string]error // nil: has its checksum; by storage
+}
+
+// Strides and shared storages let a small file stand for tensors that fill any disk when each is written out. What a program
+// saves for use is far from these bounds.
+const (
+	maxViews = 64
+	minRoom  = 1 << 30
+)
+
+// span is the place of a storage in the file.
+type span struct {
+	key        string
+	at, length int64
+}
+
+// Open reads the directory and the pickle of a file of size bytes. Errors wrap ErrDamaged, ErrUnsupported, those of package
+// pickle (for a pickle that is none, exceeds its limits, or names what would run code in Python), or come from the reader.
+func Open(ra io.ReaderAt, size int64) (*File, error) {
+	a, err := openArchive(ra, size)
+	if err != nil {
+		return nil, err
+	}
+	swap, err := a.bigEndian()
+	if err != nil {
+		return nil, err
+	}
+	text, err := a.small("data.pkl", maxPickle)
+	if err != nil {
+		return nil, err
+	}
+	doc, err := pickle.Decode(text, pickle.Policy{Known: containers, KnownIn: pickle.TensorGlobal, Foreign: true, PersistentIDs: true}, pickle.Limits{})
+	if err != nil {
+		return nil, fmt.Errorf("data.pkl: %w", err)
+	}
+	f := &File{archive: a, verified: map[string]error{}}
+	if err := f.flatten(doc.Value); err != nil {
+		return nil, err
+	}
+	room := max(minRoom, size*maxViews)
+	for i := range f.Tensors {
+		t := &f.Tensors[i]
+		t.Swap = swap
+		if room -= t.Bytes(); room < 0 {
+			return nil, fmt.Errorf("%w: tensor %.200q: the tensors of this file have more than %d times its %d bytes, by repeating elements or sharing storages; clone() them before torch.save", ErrUnsupported, t.Name, maxViews, size)
+		}
+		m := a.members[member(t.Storage)]
+		if m == nil {
+			return nil, fmt.Errorf("%w: tensor %.200q: the archive has no member %.80q", ErrDamaged, t.Name, a.folder+"/"+member(t.Storage))
+		}
+		if m.CompressedSize64 != uint64(t.StorageBytes) {
+			return nil, fmt.Errorf("%w: tensor %.200q: its storage has %d bytes, and the member %.80q has %d", ErrDamaged, t.Name, t.StorageBytes, m.Name, m.CompressedSize64)
+		}
+		t.CRC32 = m.CRC32
+	}
+	return f, nil
+}
+
+// member is the name of a storage in the archive, without its folder.
+func member(storage string) string { return "data/" + storage }
+
+// Locate returns the offset in the file of the first byte of a tensor's storage, which has StorageBytes bytes. It reads the
+// member's local header once. Storages that overlap one that was located before are refused.
+func (f *File) Locate(t *Tensor) (int64, error) {
+	f.mu.Lock()
+	i := slices.IndexFunc(f.located, func(s span) bool { return s.key == t.Storage })
+	var known span
+	if i >= 0 {
+		known = f.located[i]
+	}
+	f.mu.Unlock()
+	if i >= 0 {
+		return known.at, nil
+	}
+	at, length, err := f.archive.where(member(t.Storage))
+	if err != nil {
+		return 0, fmt.Errorf("tensor %.200q: %w", t.Name, err)
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, s := range f.located {
+		if s.key != t.Storage && at < s.at+s.length && s.at < at+length {
+			return 0, fmt.Errorf("%w: the storages %.40q and %.40q share bytes of the file: [%d, %d) and [%d, %d)", ErrDamaged, s.key, t.Storage, s.at, s.at+s.length, at, at+length)
+		}
+	}
+	f.located = append(f.located, span{t.Storage, at, length})
+	return at, nil
+}
+
+// Verify reads a tensor's storage through and compares its checksum, once for all tensors of the storage.
+func (f *File) Verify(t *Tensor) error {
+	f.mu.Lock()
+	err, done := f.verified[t.Storage]
+	f.mu.Unlock()
+	if done {
+		return err
+	}
+	at, err := f.Locate(t)
+	if err != nil {
+		return err
+	}
+	err = f.through(t, at, io.Discard)
+	if err == nil || errors.Is(err, ErrDamaged) { // what a reader could not do may work the next time
+		f.mu.Lock()
+		f.verified[t.Storage] = err
+		f.mu.Unlock()
+	}
+	return err
+}
