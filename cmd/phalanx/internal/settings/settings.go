@@ -59,7 +59,7 @@ type Settings struct {
 func Default() *Settings {
 	return &Settings{
 		Nproc: 1, MinHosts: 1, MaxHosts: 1,
-		SaveEvery: Interval{Every: 10 * time.Minute}, Keep: 3, GCGrace: Duration(time.Hour), KeepLogs: 16, Resume: "auto", MaxRestarts: 3,
+		SaveEvery: Interval{Every: 10 * time.Minute}, Keep: 3, GCGrace: Duration(10 * time.Minute), KeepLogs: 16, Resume: "auto", MaxRestarts: 3,
 		HangTimeout: Duration(10 * time.Minute), StartTimeout: Duration(10 * time.Minute), Grace: Duration(30 * time.Second),
 	}
 }
