@@ -6,6 +6,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
+	"sync"
+
+	"golang.org/x/sync/errgroup"
 
 	"phalanx"
 	"phalanx/kernels"
@@ -162,4 +167,93 @@ func (st *State) verifyContent(ctx context.Context, index int, content RankCopy,
 		r.Tensors = append(r.Tensors, DamagedTensor{Coordinate: st.Manifest.Coordinate, Name: name, Want: content.D1, Got: got})
 	}
 	return nil
+}
+
+// Objects lists the data objects of all ranks, by their names in the attempt's folder.
+func (cp *Checkpoint) Objects() []Object {
+	var all []Object
+	for _, p := range cp.parts {
+		all = append(all, p.Objects...)
+	}
+	return all
+}
+
+// VerifyHeads asks the store for every data object, its size, and its checksum where the store keeps one. It reads no data.
+// progress, unless nil, is called after every object. The error is about reaching the store; damage is in the report, with
+// the objects that were looked at as its Chunks.
+func (cp *Checkpoint) VerifyHeads(ctx context.Context, progress func(done, total int)) (Report, error) {
+	var r Report
+	objects := cp.Objects()
+	var mu sync.Mutex // guards r, and is held while progress runs
+	group, gctx := errgroup.WithContext(ctx)
+	group.SetLimit(16) // answers of a few hundred bytes
+	for _, o := range objects {
+		group.Go(func() error {
+			damage, err := cp.head(gctx, o)
+			if err != nil {
+				return err
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			r.Chunks++
+			if damage != nil {
+				r.Damage = append(r.Damage, damage)
+			}
+			if progress != nil {
+				progress(r.Chunks, len(objects))
+			}
+			return nil
+		})
+	}
+	if err := group.Wait(); err != nil {
+		return r, fmt.Errorf("verify checkpoint %d of %s: %w", cp.Commit.Number, cp.Commit.Job, err)
+	}
+	slices.SortFunc(r.Damage, func(a, b *DamageError) int { return strings.Compare(a.Object, b.Object) })
+	r.Tensors = cp.lost(r.Damage)
+	return r, nil
+}
+
+// head compares what the store says of an object with what its part says.
+func (cp *Checkpoint) head(ctx context.Context, o Object) (*DamageError, error) {
+	key := cp.attempt.Folder() + "/" + o.Name
+	info, err := cp.store.Stat(ctx, key)
+	damage := &DamageError{Object: key, Length: o.Size, Want: o.CRC64NVME, Got: o.CRC64NVME, Err: err}
+	switch {
+	case err != nil && !isDamage(err):
+		return nil, err
+	case err != nil:
+	case info.Size != o.Size:
+		damage.Err = fmt.Errorf("the store has %d bytes, expected %d: %w", info.Size, o.Size, ErrCorrupt)
+	case info.HasCRC && info.CRC64NVME != o.CRC64NVME:
+		damage.Got, damage.Err = info.CRC64NVME, ErrCorrupt
+	default:
+		return nil, nil
+	}
+	return damage, nil
+}
+
+// lost lists the tensors that have chunks in damaged objects.
+func (cp *Checkpoint) lost(damage []*DamageError) []DamagedTensor {
+	var out []DamagedTensor
+	for _, st := range cp.states {
+		for _, t := range st.Manifest.Tensors {
+			for _, content := range t.contents() {
+				n := 0
+				for _, c := range content.Chunks {
+					key := cp.attempt.Folder() + "/" + c.Object
+					if slices.ContainsFunc(damage, func(d *DamageError) bool { return d.Object == key }) {
+						n++
+					}
+				}
+				name := t.Name
+				if content.Rank != phalanx.NoRank {
+					name = PerRankName(name, content.Rank)
+				}
+				if n > 0 {
+					out = append(out, DamagedTensor{Coordinate: st.Manifest.Coordinate, Name: name, Chunks: n, Want: content.D1})
+				}
+			}
+		}
+	}
+	return out
 }

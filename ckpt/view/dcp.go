@@ -100,8 +100,6 @@ func (v *View) openRecord(ctx context.Context, tensor int, s *Shard) (Shard, err
 		return Shard{}, v.damage(tensor, s, s.Sum, reader.failed)
 	case err != nil:
 		return Shard{}, v.damage(tensor, s, s.Sum, damagedFormat(err))
-	case info.Swap:
-		return Shard{}, fmt.Errorf("tensor %.80q: its numbers are big-endian, which is not read: %w", t.Name, ckpt.ErrFormat)
 	case info.DType != t.DType || !slices.Equal(info.Shape, s.Shape):
 		return Shard{}, v.damage(tensor, s, s.Sum, fmt.Errorf("the record holds %s%v, the index says %s%v: %w", info.DType, info.Shape, t.DType, s.Shape, ckpt.ErrCorrupt))
 	}
@@ -109,7 +107,7 @@ func (v *View) openRecord(ctx context.Context, tensor int, s *Shard) (Shard, err
 	found.Record = false
 	found.At, found.Length = s.At+info.At, info.StorageBytes
 	found.First = info.Offset * int64(phalanx.DTypeSize(t.DType))
-	found.Sum = Sum{CRC32, uint64(info.CRC32)}
+	found.Sum, found.Swap = Sum{CRC32, uint64(info.CRC32)}, info.Swap
 	if !isRowMajor(info.Shape, info.Strides) {
 		found.Strides = info.Strides
 	}

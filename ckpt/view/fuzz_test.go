@@ -113,3 +113,19 @@ func FuzzOpen(f *testing.F) {
 		}
 	})
 }
+
+// FuzzJournal: lines of a journal that are read are ones that can be written.
+func FuzzJournal(f *testing.F) {
+	f.Add([]byte(`{"place":"/a","object":"x","at":0,"size_bytes":7,"checksum":"crc64nvme:0000000000000001","ok":true}` + "\n" + `{"object":"y"`))
+	f.Add([]byte(`{"place":"/a","object":"x","ok":true}` + "\n" + `{"place":"/a","object":"x","ok":false}` + "\n"))
+	f.Add([]byte("notes\n"))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		good, err := readJournal(bytes.NewReader(b))
+		if err != nil {
+			return
+		}
+		if len(good) > bytes.Count(b, []byte("\n")) {
+			t.Fatalf("%d good chunks in %d lines", len(good), bytes.Count(b, []byte("\n")))
+		}
+	})
+}

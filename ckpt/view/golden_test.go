@@ -4,11 +4,14 @@ package view
 
 import (
 	"encoding/binary"
+	"encoding/hex"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"math"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"phalanx"
@@ -166,5 +169,50 @@ func TestGoldenSafetensors(t *testing.T) {
 	})
 	if err != nil || found < 3 {
 		t.Fatalf("%d opened, %v", found, err)
+	}
+}
+
+// TestGoldenTorch: files of torch.save: all dtypes, strides, views, both byte orders.
+func TestGoldenTorch(t *testing.T) {
+	files, err := filepath.Glob("../torchfile/testdata/golden/*.json")
+	if err != nil || len(files) < 8 {
+		t.Fatalf("%d files, %v", len(files), err)
+	}
+	tensors := 0
+	for _, file := range files {
+		b, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		want := map[string]string{}
+		if err := json.Unmarshal(b, &want); err != nil {
+			t.Fatalf("%s: %v", file, err)
+		}
+		v, err := Open(t.Context(), strings.TrimSuffix(file, ".json")+".pt", openDirectory, Options{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for name, hexadecimal := range want {
+			i := v.Tensor(name)
+			if i < 0 {
+				t.Fatalf("%s: no tensor %q", file, name)
+			}
+			p := make([]byte, v.Tensors[i].Bytes())
+			if err := v.ReadBox(t.Context(), i, Whole(v.Tensors[i].Shape), p); err != nil {
+				t.Fatalf("%s: %v", file, err)
+			}
+			if hex.EncodeToString(p) != hexadecimal {
+				t.Errorf("%s: %s is %x, want %s", file, name, p, hexadecimal)
+			}
+			tensors++
+		}
+	}
+	if tensors < 40 {
+		t.Errorf("%d tensors were compared", tensors)
+	}
+	for file, kind := range map[string]error{"legacy": ckpt.ErrFormat, "script": ckpt.ErrFormat, "deflated": ckpt.ErrFormat} {
+		if _, err := Open(t.Context(), "../torchfile/testdata/golden/"+file+".pt", openDirectory, Options{}); !errors.Is(err, kind) {
+			t.Errorf("%s: %v", file, err)
+		}
 	}
 }

@@ -3,6 +3,7 @@
 package view
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -121,11 +122,22 @@ func openJob(ctx context.Context, place string, open OpenStore, o Options) (*Vie
 	if page, err := s.List(ctx, base+"/commits/", "", 1); err != nil || len(page) == 0 {
 		return nil, err
 	}
-	cp, err := ckpt.OpenLatest(ctx, s, base)
+	latest, err := ckpt.Latest(ctx, s, base)
+	if err != nil {
+		if len(latest.Problems) > 0 {
+			return nil, fmt.Errorf("%w: %w", err, latest.Problems[0])
+		}
+		return nil, err
+	}
+	cp, err := ckpt.Open(ctx, s, latest.Record.Commit)
 	if err != nil {
 		return nil, err
 	}
-	return FromCheckpoint(s, cp)
+	v, err := FromCheckpoint(s, cp)
+	if err == nil {
+		v.Problems = latest.Problems
+	}
+	return v, err
 }
 
 // openAttempt opens the folder of an attempt below the root of a store.
@@ -240,6 +252,9 @@ func openFile(ctx context.Context, f Files, name string) (*View, error) {
 	head := make([]byte, min(size, 16))
 	if err := f.Read(ctx, name, 0, head); err != nil {
 		return nil, err
+	}
+	if bytes.HasPrefix(head, []byte("PK\x03\x04")) {
+		return openTorch(ctx, f, name)
 	}
 	if len(head) > 8 && head[8] == '{' && head[7] == 0 && head[6] == 0 { // a length, and the JSON that it is of
 		return openSafetensorsFile(ctx, f, name)

@@ -16,7 +16,7 @@ func FromCheckpoint(s ckpt.Store, cp *ckpt.Checkpoint) (*View, error) {
 	var manifests []*ckpt.Manifest
 	can := s.Capabilities()
 	v := &View{
-		Format: Phalanx, Container: cp.Commit.Container, Published: cp.Commit, Store: &can,
+		Format: Phalanx, Container: cp.Commit.Container, Published: cp.Commit, Checkpoint: cp, Store: &can,
 		files: NewPrefix(s, cp.Commit.Job+"/"+cp.Commit.Attempt),
 	}
 	v.Place = v.files.Place()

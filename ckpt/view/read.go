@@ -3,6 +3,7 @@
 package view
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -13,6 +14,7 @@ import (
 
 	"phalanx"
 	"phalanx/ckpt"
+	"phalanx/ckpt/pickle"
 )
 
 // parallel is how many requests are in flight: with the limit of a request it bounds the memory that reading takes beside its result.
@@ -154,6 +156,10 @@ func (r *reading) take(p *piece, s *source, seg segment, part []byte) error {
 			return err
 		}
 	case unverified, earlier:
+	}
+	if s.Swap { // segments begin and end at elements: requests are cut at multiples of all their sizes
+		part = bytes.Clone(part)
+		pickle.SwapBytes(r.view.Tensors[p.tensor].DType, part)
 	}
 	s.transfer.copyRuns(p.dst, part, seg.from, seg.to, seg.first, seg.runs)
 	return nil

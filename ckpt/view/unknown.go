@@ -89,7 +89,6 @@ func fileLooks(head []byte) string {
 		{"\x93NUMPY", "an array of NumPy"},
 		{"\x1f\x8b", "a file compressed by gzip; decompress it first"},
 		{"\x28\xb5\x2f\xfd", "a file compressed by zstd; decompress it first"},
-		{"PK\x03\x04", "a zip archive that is no file of torch.save"},
 		{"version https://git-lfs", "a pointer of Git LFS; fetch the file itself with git lfs pull"},
 		{"version https://", "a pointer of Git LFS; fetch the file itself with git lfs pull"},
 	} {

@@ -36,6 +36,10 @@ type View struct {
 	Objects   []Object
 	// Published is the commit of a Phalanx checkpoint, nil for others.
 	Published *ckpt.Commit
+	// Checkpoint is what Published opens as.
+	Checkpoint *ckpt.Checkpoint
+	// Problems are other checkpoints of the job that are damaged or incomplete, when it is the newest whole one that was opened.
+	Problems []ckpt.Problem
 	// States are the coordinates of a Phalanx checkpoint.
 	States []State
 	// Unpublished: an attempt that was complete and never published was opened because it was asked for.
@@ -128,6 +132,8 @@ type Shard struct {
 	// Strides are in elements, one for each dimension; nil is row-major.
 	Strides []int
 	Sum     Sum
+	// Swap: the stored numbers are big-endian. What is read is little-endian.
+	Swap bool
 	// Coordinate of a Phalanx checkpoint whose state holds this, 0 for others.
 	Coordinate int
 }
@@ -200,6 +206,8 @@ type Object struct {
 	At, Length int64
 	// Transforms are what was applied to the bytes when they were written.
 	Transforms []string
+	// Text is the value for people, of objects that have no bytes of their own (Length is 0).
+	Text string
 }
 
 // Tensor returns the place of a tensor in Tensors, -1 when there is none of that name.

@@ -43,6 +43,7 @@ type inspectedObject struct {
 	Name   string   `json:"name"`
 	Object string   `json:"object"`
 	Range  [2]int64 `json:"range"`
+	Value  string   `json:"value,omitempty"` // for people, when it has no bytes of its own
 }
 
 type inspectedTensor struct {
@@ -161,7 +162,7 @@ func inspectAnswer(v *view.View, match func(string) bool) *inspected {
 		x.Parts, x.Before = len(v.Published.Parts), v.Published.Predecessor
 	}
 	for _, o := range v.Objects {
-		x.Objects = append(x.Objects, inspectedObject{o.Name, o.Object, [2]int64{o.At, o.At + o.Length}})
+		x.Objects = append(x.Objects, inspectedObject{o.Name, o.Object, [2]int64{o.At, o.At + o.Length}, o.Text})
 	}
 	for i := range v.Tensors {
 		t := &v.Tensors[i]
@@ -219,6 +220,10 @@ func (x *inspected) print(w io.Writer, shards bool) error {
 		return err
 	}
 	for _, o := range x.Objects {
+		if o.Value != "" {
+			fmt.Fprintf(w, "object %s: %s\n", o.Name, o.Value)
+			continue
+		}
 		fmt.Fprintf(w, "object %s: %d bytes\n", o.Name, o.Range[1]-o.Range[0])
 	}
 	if shards {

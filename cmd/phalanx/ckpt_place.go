@@ -97,6 +97,7 @@ func (r *viewer) viewPath(ctx context.Context, path string) (*view.View, error) 
 	if err != nil {
 		return nil, viewError(err)
 	}
+	r.passedOver(v.Checkpoint, v.Problems)
 	return v, nil
 }
 

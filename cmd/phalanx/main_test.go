@@ -34,6 +34,8 @@ func TestScripts(t *testing.T) {
 		Setup: func(e *testscript.Env) error {
 			e.Setenv("GOLDEN", golden+"/../../ckpt/testdata/golden-raw-v1")
 			e.Setenv("DCP", golden+"/../../ckpt/dcp/testdata")
+			e.Setenv("TORCH", golden+"/../../ckpt/torchfile/testdata/golden")
+			e.Setenv("SAFE", golden+"/../../ckpt/safetensors/testdata/golden")
 			e.Setenv("NO_COLOR", "1")
 			return nil
 		},
