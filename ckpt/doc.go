@@ -1,19 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package ckpt writes, publishes, reads, verifies and prunes checkpoints in an object store.
+// Package ckpt writes, publishes, reads, verifies and removes checkpoints in an object store.
 //
 // # Roles
 //
 // Every rank's daemon calls WriteShard with the same Plan: it writes data objects, then one part file. The leader calls
 // Publish with the parts: it proves that they are whole, agree and cover every element, and creates the commit object.
 // Anybody calls Latest, Open, State.ReadRange, State.Restore and Checkpoint.VerifyAll, without a running job. The leader
-// calls Prune with what Retain says. Plan, Cover, Merge, PlanReads, DealReads, Retain and Abandoned are pure.
+// takes stock after a publish (TakeInventory), asks its Policy, and calls Forget and GC; an operator does the same by hand.
+// Plan, Cover, Merge, PlanReads, DealReads, Policy.Decide, PlanSweep and Abandoned are pure.
 //
 // # What is promised
 //
 // A checkpoint is published when its commit object exists, and only then; there is no other mark. Until then readers see
-// nothing of it, afterwards it can be restored at any world size until retention drops it, and retention first replaces the
-// commit object by a stub. Every byte that a reader returns belongs to a chunk whose checksum it has verified.
+// nothing of it, afterwards it can be restored at any world size until it is forgotten, which replaces the commit object by a
+// stub that holds it. Undelete puts it back, bit for bit, until GC has replaced that stub, and only then GC deletes data. Every byte that a reader returns belongs to a chunk whose checksum it has verified.
 //
 // The numbers of commit objects have no gaps, and a commit object is created only if it is absent and names the digest of
 // the one before it. So two lineages that share a store meet at the next number and one of them loses (ErrFenced). A
@@ -23,7 +24,7 @@
 // A commit object that can be read no more (a flipped byte, a wrong number) keeps its number. The next commit names the
 // SHA-256 of its bytes as they are and follows the newest commit that can be read, which alone fences then; what the damaged
 // one fenced is lost with it, and so is its step until the object is put back from a copy. Readers report it and take the
-// newest that is whole. Prune deletes neither it nor any folder that it may name: all but those that a record before it fences.
+// newest that is whole. GC deletes neither it nor any folder that it may name: all but those that a record before it fences.
 // An object whose format number is higher than this program's is not damaged: nothing is published after it.
 //
 // When the outcome of a write is not known (ErrConflict), the writer reads before it decides, or offers the same bytes

@@ -170,6 +170,9 @@ func (h *healing) fromStore(ctx context.Context, world phalanx.World) ([]phalanx
 	if err != nil {
 		return nil, fmt.Errorf("open checkpoint %d: %w", h.do.Source.Commit, err)
 	}
+	if seat := world.SeatOf(h.life.who.Member); seat != nil && seat.Rank == 0 { // one for all
+		h.d.holdForRestore(ctx, h.do.Source.Commit)
+	}
 	st := cp.State(h.do.Label.Coordinate)
 	if st == nil {
 		return nil, fmt.Errorf("checkpoint %d has no coordinate %d", h.do.Source.Commit, h.do.Label.Coordinate)

@@ -352,7 +352,7 @@ func lookIntoStore(d *Daemon, groups int, s *elastic.State) elastic.StoreFact {
 			err = fmt.Errorf("it has %d shards of the model, the job %d: %w", len(cp.States()), groups, ckpt.ErrFormat)
 		}
 		if err == nil {
-			err = verifyQuickly(ctx, cp)
+			err = d.verifyQuickly(ctx, r, cp)
 		}
 		if err != nil && !damaged(err) {
 			d.log.Warn("the store cannot be read", "commit", r.Number, "error", err)
@@ -398,7 +398,7 @@ func damaged(err error) bool {
 
 // verifyQuickly reads a checkpoint whole while that takes little time: a rewind should not name what cannot be read. A large
 // one, or one in a slow store, is verified while it is restored.
-func verifyQuickly(ctx context.Context, cp *ckpt.Checkpoint) error {
+func (d *Daemon) verifyQuickly(ctx context.Context, r ckpt.Record, cp *ckpt.Checkpoint) error {
 	var bytes int64
 	for _, st := range cp.States() {
 		bytes += st.Manifest.Bytes
@@ -415,6 +415,7 @@ func verifyQuickly(ctx context.Context, cp *ckpt.Checkpoint) error {
 	if err != nil {
 		return err
 	}
+	d.recordVerified(ctx, r, report.OK())
 	return report.Err()
 }
 

@@ -84,3 +84,23 @@ func (r *retention) confirm(ctx context.Context) error {
 		return nil
 	}
 }
+
+// restoreHold is how long a checkpoint is held that the job restores from. Ranks restore at different speeds, so nobody ends it.
+const restoreHold = time.Hour
+
+// holdForRestore keeps what the job restores from. A store that does not take the hold does not stop the restore: what is being
+// forgotten has its data for the grace.
+func (d *Daemon) holdForRestore(ctx context.Context, number uint64) {
+	now := time.Now()
+	if _, err := ckpt.Hold(ctx, d.store, d.cfg.Job, number, "restore", "the job restores from it", now, now.Add(restoreHold)); err != nil {
+		d.log.Warn("the checkpoint that is restored is not held", "commit", number, "error", err)
+	}
+}
+
+// recordVerified writes down what reading a whole checkpoint has shown. It is for retention and for those who look; a store that
+// does not take it changes nothing.
+func (d *Daemon) recordVerified(ctx context.Context, r ckpt.Record, ok bool) {
+	if err := ckpt.RecordVerified(ctx, d.store, r, ckpt.LevelData, ok, string(d.cfg.Member()), d.cfg.Version, time.Now()); err != nil {
+		d.log.Warn("a verification is not recorded", "commit", r.Number, "error", err)
+	}
+}
