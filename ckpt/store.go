@@ -27,6 +27,13 @@ var (
 	ErrCorrupt = errors.New("checksum differs")
 	// ErrReadOnly: the store or its credentials allow no writing.
 	ErrReadOnly = errors.New("store is read-only")
+	// ErrUnavailable: the store did not answer, failed inside or asked to come later. Nothing was written. It heals by itself.
+	ErrUnavailable = errors.New("store is unavailable")
+	// ErrNoSpace: the store has no room. Nothing was written. It heals when somebody makes room.
+	ErrNoSpace = errors.New("no space left")
+	// ErrAuth: the store does not know the credentials, they allow too little, or the clocks differ too much. Somebody has
+	// to change something.
+	ErrAuth = errors.New("not authorized")
 )
 
 // Store keeps objects: byte strings with a key, written whole and once.

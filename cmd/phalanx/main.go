@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"phalanx/cmd/phalanx/internal/settings"
+	"phalanx/internal/nearest"
 	"phalanx/node"
 )
 
@@ -113,7 +114,7 @@ func flagHint(c *cobra.Command, err error) string {
 	}
 	var known []string
 	c.Flags().VisitAll(func(f *pflag.Flag) { known = append(known, f.Name) })
-	if best := settings.Nearest(name, known); best != "" {
+	if best := nearest.Name(name, known); best != "" {
 		return fmt.Sprintf("did you mean --%s? %s", best, see)
 	}
 	return see

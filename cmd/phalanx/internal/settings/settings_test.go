@@ -83,20 +83,6 @@ func TestUnknownKey(t *testing.T) {
 	}
 }
 
-func TestNearest(t *testing.T) {
-	for name, want := range map[string]string{"nproc": "nproc", "nprocs": "nproc", "jion": "join", "hang-timout": "hang-timeout", "xyzzy": "", "": ""} {
-		if got := Nearest(name, declared()); got != want {
-			t.Errorf("nearest to %q is %q, want %q", name, got, want)
-		}
-	}
-	if d := edits("kitten", "sitting"); d != 3 {
-		t.Errorf("edits = %d, want 3", d)
-	}
-	if d := edits("jion", "join"); d != 1 {
-		t.Errorf("a swap is %d edits, want 1", d)
-	}
-}
-
 func TestCompleteNames(t *testing.T) {
 	t.Chdir(t.TempDir())
 	wd, err := os.Getwd()

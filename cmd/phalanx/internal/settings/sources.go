@@ -15,6 +15,8 @@ import (
 	"github.com/pelletier/go-toml/v2"
 	"github.com/spf13/pflag"
 	"golang.org/x/sys/unix"
+
+	"phalanx/internal/nearest"
 )
 
 // FileName is the configuration file, in DIR or in the working directory.
@@ -116,7 +118,7 @@ func load(f *pflag.FlagSet, names, environ []string) error {
 	for _, key := range sorted {
 		i := slices.Index(keys, key)
 		if i < 0 {
-			return usage(suggest(key, keys), "%s: unknown key %q", path, key)
+			return usage(nearest.Suggest(key, keys), "%s: unknown key %q", path, key)
 		}
 		if given[names[i]] || !takes(f, names[i]) {
 			continue

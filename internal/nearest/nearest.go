@@ -1,22 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package settings
+// Package nearest finds what somebody meant who wrote a name that does not exist.
+package nearest
 
 import (
 	"fmt"
 	"strings"
 )
 
-// suggest is the hint for a name that does not exist: the nearest one, or all of them.
-func suggest(name string, known []string) string {
-	if best := Nearest(name, known); best != "" {
+// Suggest is the hint for a name that does not exist: the nearest one, or all of them.
+func Suggest(name string, known []string) string {
+	if best := Name(name, known); best != "" {
 		return fmt.Sprintf("did you mean %s?", best)
 	}
 	return "known are " + strings.Join(known, ", ")
 }
 
-// Nearest returns the known name with the fewest edits to name, "" when even that is another word.
-func Nearest(name string, known []string) string {
+// Name returns the known name with the fewest edits to name, "" when even that is another word.
+func Name(name string, known []string) string {
 	best, least := "", max(2, len(name)/3)+1
 	for _, k := range known {
 		if d := edits(name, k); d < least {
