@@ -82,17 +82,17 @@ type Info struct {
 // Capabilities says what a store can do. Publishing needs ConditionalCreate to be fenced by the store itself.
 type Capabilities struct {
 	// Name is the kind of the store and its place, for messages.
-	Name string
+	Name string `json:"name"`
 	// ConditionalCreate: PutIfAbsent is exclusive among all writers, on all hosts.
-	ConditionalCreate bool
+	ConditionalCreate bool `json:"conditional_create"`
 	// ConditionalReplace: PutIfMatch likewise.
-	ConditionalReplace bool
+	ConditionalReplace bool `json:"conditional_replace"`
 	// KeepsChecksum: Stat returns a CRC64NVME that was verified when the object was written.
-	KeepsChecksum bool
+	KeepsChecksum bool `json:"keeps_checksum"`
 	// Durable: objects outlive the process.
-	Durable bool
+	Durable bool `json:"durable"`
 	// MaxObjectBytes is the largest object that one Put takes; 0 is no limit.
-	MaxObjectBytes int64
+	MaxObjectBytes int64 `json:"max_object_bytes"`
 }
 
 // Body is the content of an object to be written: size and checksum are known before the first byte is sent. It can be

@@ -1,0 +1,317 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package s3
+
+import (
+	"cmp"
+	"context"
+	"encoding/base64"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"strings"
+	"sync"
+	"sync/atomic"
+
+	"github.com/minio/minio-go/v7"
+
+	"phalanx/ckpt"
+)
+
+// MaxObjectBytes is the largest object that one PUT takes.
+const MaxObjectBytes = 5 << 30
+
+// Store keeps objects in a bucket.
+type Store struct {
+	cfg    Config
+	region string
+	wire   *wire
+	creds  source
+	plain  *minio.Core // sends bodies as they are
+	framed *minio.Core // sends bodies in pieces, with a checksum after them
+
+	probing sync.Mutex // held while the store is tried out
+	tried   atomic.Pointer[tried]
+}
+
+// tried is what writing depends on, found by Probe.
+type tried struct {
+	checksum        Checksum
+	create, replace bool // the conditions hold
+	keeps           bool // HEAD gives the CRC64NVME back
+	probe           *ckpt.Probe
+}
+
+var (
+	_ ckpt.Store  = (*Store)(nil)
+	_ ckpt.Prober = (*Store)(nil)
+)
+
+// New makes a store of what a URL says. It reads credentials, but asks the store nothing: Probe does.
+func New(c Config, env Env) (*Store, error) {
+	c.Endpoint = cmp.Or(c.Endpoint, env("AWS_ENDPOINT_URL_S3"), env("AWS_ENDPOINT_URL"))
+	c.Concurrency = cmp.Or(c.Concurrency, defaultConcurrency)
+	c.Checksum = cmp.Or(c.Checksum, ChecksumAuto)
+	if c.Endpoint != "" {
+		if err := setEndpoint(&c, c.Endpoint); err != nil {
+			return nil, fmt.Errorf("s3: endpoint: %w", err)
+		}
+	}
+	w, err := newWire(c, env)
+	if err != nil {
+		return nil, err
+	}
+	s := &Store{cfg: c, region: regionOf(c, env), wire: w}
+	if s.creds, err = findCredentials(c, env, &http.Client{Transport: w.transport, Timeout: headerTimeout}); err != nil {
+		return nil, err
+	}
+	u, err := url.Parse(cmp.Or(c.Endpoint, "https://s3."+s.region+".amazonaws.com"))
+	if err != nil {
+		return nil, fmt.Errorf("s3: endpoint of region %q: not a host name", s.region)
+	}
+	o := minio.Options{
+		Creds: s.creds.Credentials, Secure: u.Scheme == "https", Transport: w, Region: s.region,
+		BucketLookup: map[Choice]minio.BucketLookupType{Auto: minio.BucketLookupAuto, Yes: minio.BucketLookupPath, No: minio.BucketLookupDNS}[c.PathStyle],
+		MaxRetries:   1, // storewrap.Retry has a budget of minutes and knows what may be tried again
+	}
+	framed := o
+	framed.TrailingHeaders = true
+	if s.plain, err = minio.NewCore(u.Host, &o); err == nil {
+		s.framed, err = minio.NewCore(u.Host, &framed)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("s3: endpoint %s: %w", u.Host, err)
+	}
+	return s, nil
+}
+
+// place is where the store is, for messages.
+func (s *Store) place() string {
+	text := "s3://" + s.cfg.Bucket
+	if s.cfg.Prefix != "" {
+		text += "/" + s.cfg.Prefix
+	}
+	if s.cfg.Endpoint != "" {
+		text += " at " + s.cfg.Endpoint
+	}
+	return text
+}
+
+// Config is what the store was made of.
+func (s *Store) Config() Config { return s.cfg }
+
+// Close ends idle connections.
+func (s *Store) Close() { s.wire.transport.CloseIdleConnections() }
+
+// Capabilities implements ckpt.Store. Before Probe nothing is known to be kept.
+func (s *Store) Capabilities() ckpt.Capabilities {
+	c := ckpt.Capabilities{Name: s.place(), Durable: true, MaxObjectBytes: MaxObjectBytes}
+	if t := s.tried.Load(); t != nil {
+		c.ConditionalCreate, c.ConditionalReplace, c.KeepsChecksum = t.create, t.replace, t.keeps
+	}
+	return c
+}
+
+// full is the key in the bucket.
+func (s *Store) full(key string) string {
+	if s.cfg.Prefix == "" {
+		return key
+	}
+	return s.cfg.Prefix + "/" + key
+}
+
+// check refuses what is not to be sent.
+func check(ctx context.Context, verb, key string) error {
+	err := ckpt.ValidKey(key)
+	if err == nil {
+		err = ctx.Err()
+	}
+	if err != nil {
+		return fmt.Errorf("s3: %s %s: %w", verb, key, err)
+	}
+	return nil
+}
+
+// try runs a request with a deadline, and once more with other credentials when these have ended.
+func (s *Store) try(ctx context.Context, verb, key string, write bool, bytes int64, request func(context.Context) error) error {
+	for again := false; ; again = true {
+		one, cancel := context.WithTimeout(ctx, tryTimeout(bytes))
+		err := request(one)
+		cancel()
+		if err == nil {
+			return nil
+		}
+		if classify(ctx, err) == causeExpired && s.creds.renews && !again {
+			s.creds.Expire()
+			continue
+		}
+		return s.fail(ctx, verb, key, write, err)
+	}
+}
+
+// Get implements ckpt.Store.
+func (s *Store) Get(ctx context.Context, key string, off, n int64) ([]byte, error) {
+	if err := check(ctx, "get", key); err != nil {
+		return nil, err
+	}
+	if off < 0 {
+		return nil, fmt.Errorf("s3: get %s from %d: %w", key, off, ckpt.ErrNotFound)
+	}
+	if n == 0 {
+		return s.atEnd(ctx, key, off, true)
+	}
+	var p []byte
+	err := s.try(ctx, "get", key, false, n, func(ctx context.Context) (err error) {
+		p, err = s.fetch(ctx, key, off, n)
+		return err
+	})
+	var f *failure
+	if errors.As(err, &f) && f.cause == causeRange {
+		return s.atEnd(ctx, key, off, false)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return p, nil
+}
+
+// atEnd answers a read of nothing: from the end of an object, or within it.
+func (s *Store) atEnd(ctx context.Context, key string, off int64, within bool) ([]byte, error) {
+	info, err := s.Stat(ctx, key)
+	if err != nil {
+		return nil, err
+	}
+	if off == info.Size || within && off < info.Size {
+		return []byte{}, nil
+	}
+	return nil, fmt.Errorf("s3: get %s from %d of %d bytes: %w", key, off, info.Size, ckpt.ErrNotFound)
+}
+
+// fetch is one GET. off is at least 0, n is not 0.
+func (s *Store) fetch(ctx context.Context, key string, off, n int64) ([]byte, error) {
+	var o minio.GetObjectOptions
+	ranged := off > 0 || n > 0
+	if ranged {
+		end := int64(0) // to the end
+		if n > 0 {
+			end = off + n - 1
+		}
+		if off == 0 && end == 0 { // minio-go reads 0-0 as everything
+			o.Set("Range", "bytes=0-0")
+		} else if err := o.SetRange(off, end); err != nil {
+			return nil, err
+		}
+	}
+	body, info, header, err := s.plain.GetObject(ctx, s.cfg.Bucket, s.full(key), o)
+	if err != nil {
+		return nil, err
+	}
+	defer body.Close()
+	length := info.Size // of what is sent
+	if ranged && header.Get("Content-Range") == "" {
+		// A server that does not know ranges sends everything.
+		if off > length {
+			return nil, minio.ErrorResponse{Code: "InvalidRange", StatusCode: http.StatusRequestedRangeNotSatisfiable, Message: "the range begins beyond the end"}
+		}
+		if _, err := io.CopyN(io.Discard, body, off); err != nil {
+			return nil, err
+		}
+		if length -= off; n > 0 {
+			length = min(length, n)
+		}
+	} else if n > 0 && length > n {
+		return nil, fmt.Errorf("asked for %d bytes, offered %d", n, length)
+	}
+	p := make([]byte, length)
+	if _, err := io.ReadFull(body, p); err != nil {
+		return nil, fmt.Errorf("the answer of %d bytes ended early: %w", length, err)
+	}
+	return p, nil
+}
+
+// Stat implements ckpt.Store.
+func (s *Store) Stat(ctx context.Context, key string) (ckpt.Info, error) {
+	if err := check(ctx, "stat", key); err != nil {
+		return ckpt.Info{}, err
+	}
+	var o minio.ObjectInfo
+	err := s.try(ctx, "stat", key, false, 0, func(ctx context.Context) (err error) {
+		o, err = s.plain.StatObject(ctx, s.cfg.Bucket, s.full(key), minio.StatObjectOptions{Checksum: true})
+		return err
+	})
+	if err != nil {
+		return ckpt.Info{}, err
+	}
+	info := ckpt.Info{Key: key, Size: o.Size, ETag: o.ETag}
+	// That of an object in parts is a checksum of checksums, unless it says otherwise.
+	if sum, err := base64.StdEncoding.DecodeString(o.ChecksumCRC64NVME); err == nil && len(sum) == 8 && o.ChecksumMode != "COMPOSITE" {
+		info.CRC64NVME, info.HasCRC = ckpt.CRC(binary.BigEndian.Uint64(sum)), true
+	}
+	return info, nil
+}
+
+// pageLimit is what S3 gives at most.
+const pageLimit = 1000
+
+// List implements ckpt.Store. Keys that are not ours to use are left out.
+func (s *Store) List(ctx context.Context, prefix, after string, limit int) ([]ckpt.Info, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, fmt.Errorf("s3: list %s: %w", prefix, err)
+	}
+	if limit <= 0 || limit > pageLimit {
+		limit = pageLimit
+	}
+	base := s.full("")
+	o := minio.ListObjectsOptions{Prefix: base + prefix, Recursive: true, MaxKeys: limit, FetchOwner: new(bool)}
+	if after != "" {
+		o.StartAfter = base + after
+	}
+	var page []ckpt.Info
+	err := s.try(ctx, "list", prefix, false, 0, func(ctx context.Context) error {
+		ctx, cancel := context.WithCancel(ctx)
+		defer cancel()
+		page = nil
+		for object := range s.plain.ListObjectsIter(ctx, s.cfg.Bucket, o) {
+			if object.Err != nil {
+				return object.Err
+			}
+			key, ok := strings.CutPrefix(object.Key, base)
+			if !ok || ckpt.ValidKey(key) != nil || key <= after {
+				continue
+			}
+			if len(page) > 0 && key <= page[len(page)-1].Key {
+				return fmt.Errorf("the store lists %s after %s: keys must come in order", key, page[len(page)-1].Key)
+			}
+			page = append(page, ckpt.Info{Key: key, Size: object.Size, ETag: strings.Trim(object.ETag, `"`)})
+			if len(page) == limit {
+				break
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	return page, nil
+}
+
+// Delete implements ckpt.Store.
+func (s *Store) Delete(ctx context.Context, key string) error {
+	if err := check(ctx, "delete", key); err != nil {
+		return err
+	}
+	err := s.try(ctx, "delete", key, false, 0, func(ctx context.Context) error {
+		return s.plain.RemoveObject(ctx, s.cfg.Bucket, s.full(key), minio.RemoveObjectOptions{})
+	})
+	if errors.Is(err, ckpt.ErrNotFound) {
+		return nil
+	}
+	var f *failure
+	if errors.As(err, &f) && f.cause == causeDenied {
+		f.kinds = append(f.kinds, ckpt.ErrReadOnly)
+	}
+	return err
+}
