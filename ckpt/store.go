@@ -83,6 +83,8 @@ type Info struct {
 type Capabilities struct {
 	// Name is the kind of the store and its place, for messages.
 	Name string `json:"name"`
+	// Untried: what follows of conditions and checksums is not known, because nothing was written yet; it reads as absent.
+	Untried bool `json:"untried,omitempty"`
 	// ConditionalCreate: PutIfAbsent is exclusive among all writers, on all hosts.
 	ConditionalCreate bool `json:"conditional_create"`
 	// ConditionalReplace: PutIfMatch likewise.

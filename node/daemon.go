@@ -196,10 +196,9 @@ func (d *Daemon) open() (err error) {
 	d.niced = d.paths.system.Prefer()
 	d.tag = d.cfg.Job + "-" + d.cfg.Key.jobTag(d.cfg.Job)
 	if d.store = d.cfg.Objects; d.store == nil {
-		d.store, err = OpenStore(d.cfg.Store)
-	}
-	if err != nil {
-		return &Problem{CodeFailed, err, "name a directory that can be written with --store"}
+		if d.store, err = openStore(d.ctx, d.cfg.Store, nil); err != nil {
+			return err
+		}
 	}
 	if d.identity, err = NewIdentity(d.cfg.Key, d.cfg.Job, d.me()); err != nil {
 		return err

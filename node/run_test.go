@@ -114,7 +114,7 @@ func TestDaemonTrainsAJobToItsEnd(t *testing.T) {
 	if _, err := os.Stat(paths.DaemonFile(0)); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("the daemon's file is left: %v", err)
 	}
-	store, err := OpenStore(cfg.Store)
+	store, err := openStore(t.Context(), cfg.Store, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

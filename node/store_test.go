@@ -3,6 +3,7 @@
 package node
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"testing"
@@ -11,9 +12,13 @@ import (
 )
 
 func TestOpenStore(t *testing.T) {
+	t.Setenv("AWS_SHARED_CREDENTIALS_FILE", filepath.Join(t.TempDir(), "none"))
+	for _, name := range []string{"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_WEB_IDENTITY_TOKEN_FILE"} {
+		t.Setenv(name, "")
+	}
 	dir := t.TempDir()
-	for _, url := range []string{filepath.Join(dir, "a"), "file://" + filepath.Join(dir, "b")} {
-		s, err := OpenStore(url)
+	for _, url := range []string{filepath.Join(dir, "a"), "file://" + filepath.Join(dir, "b"), "mem://c"} {
+		s, err := openStore(t.Context(), url, nil)
 		if err != nil {
 			t.Errorf("%s: %v", url, err)
 			continue
@@ -26,9 +31,14 @@ func TestOpenStore(t *testing.T) {
 	if err := os.WriteFile(taken, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	for _, url := range []string{"", "file://", "s3://bucket/x", "://x", filepath.Join(taken, "below")} {
-		if _, err := OpenStore(url); err == nil {
-			t.Errorf("%q is opened", url)
+	for url, code := range map[string]int{
+		"": CodeUsage, "file://": CodeUsage, "gs://bucket/x": CodeUsage, "s3://bucket/x?regoin=y": CodeUsage, "://x": CodeUsage,
+		"s3://bucket/x": CodeAuth, filepath.Join(taken, "below"): CodeFailed,
+	} {
+		_, err := openStore(t.Context(), url, nil)
+		var p *Problem
+		if !errors.As(err, &p) || p.Code != code || p.Hint == "" {
+			t.Errorf("%q: %v, want code %d and a hint", url, err, code)
 		}
 	}
 }

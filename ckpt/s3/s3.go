@@ -108,8 +108,9 @@ func (s *Store) Close() { s.wire.transport.CloseIdleConnections() }
 
 // Capabilities implements ckpt.Store. Before Probe nothing is known to be kept.
 func (s *Store) Capabilities() ckpt.Capabilities {
-	c := ckpt.Capabilities{Name: s.place(), Durable: true, MaxObjectBytes: MaxObjectBytes}
+	c := ckpt.Capabilities{Name: s.place(), Untried: true, Durable: true, MaxObjectBytes: MaxObjectBytes}
 	if t := s.tried.Load(); t != nil {
+		c.Untried = false
 		c.ConditionalCreate, c.ConditionalReplace, c.KeepsChecksum = t.create, t.replace, t.keeps
 	}
 	return c
@@ -190,6 +191,9 @@ func (s *Store) atEnd(ctx context.Context, key string, off int64, within bool) (
 	return nil, fmt.Errorf("s3: get %s from %d of %d bytes: %w", key, off, info.Size, ckpt.ErrNotFound)
 }
 
+// trusted is how many bytes are made room for because a server announces them, where the caller names no number.
+const trusted = 256 << 20
+
 // fetch is one GET. off is at least 0, n is not 0.
 func (s *Store) fetch(ctx context.Context, key string, off, n int64) ([]byte, error) {
 	var o minio.GetObjectOptions
@@ -211,6 +215,9 @@ func (s *Store) fetch(ctx context.Context, key string, off, n int64) ([]byte, er
 	}
 	defer body.Close()
 	length := info.Size // of what is sent
+	if length < 0 {
+		return nil, errors.New("the answer does not say how long it is")
+	}
 	if ranged && header.Get("Content-Range") == "" {
 		// A server that does not know ranges sends everything.
 		if off > length {
@@ -224,6 +231,17 @@ func (s *Store) fetch(ctx context.Context, key string, off, n int64) ([]byte, er
 		}
 	} else if n > 0 && length > n {
 		return nil, fmt.Errorf("asked for %d bytes, offered %d", n, length)
+	}
+	if n < 0 && length > trusted {
+		// Memory follows what comes and not what is announced.
+		p, err := io.ReadAll(io.LimitReader(body, length))
+		if err == nil && int64(len(p)) < length {
+			err = io.ErrUnexpectedEOF
+		}
+		if err != nil {
+			return nil, fmt.Errorf("the answer of %d bytes ended early: %w", length, err)
+		}
+		return p, nil
 	}
 	p := make([]byte, length)
 	if _, err := io.ReadFull(body, p); err != nil {
@@ -245,12 +263,23 @@ func (s *Store) Stat(ctx context.Context, key string) (ckpt.Info, error) {
 	if err != nil {
 		return ckpt.Info{}, err
 	}
+	if o.Size < 0 {
+		return ckpt.Info{}, fmt.Errorf("s3: stat %s: the store does not say how large it is", key)
+	}
 	info := ckpt.Info{Key: key, Size: o.Size, ETag: o.ETag}
-	// That of an object in parts is a checksum of checksums, unless it says otherwise.
-	if sum, err := base64.StdEncoding.DecodeString(o.ChecksumCRC64NVME); err == nil && len(sum) == 8 && o.ChecksumMode != "COMPOSITE" {
-		info.CRC64NVME, info.HasCRC = ckpt.CRC(binary.BigEndian.Uint64(sum)), true
+	if o.ChecksumMode != "COMPOSITE" { // which is a checksum of checksums
+		info.CRC64NVME, info.HasCRC = parseChecksum(o.ChecksumCRC64NVME)
 	}
 	return info, nil
+}
+
+// parseChecksum reads a CRC64NVME as S3 writes it.
+func parseChecksum(text string) (ckpt.CRC, bool) {
+	sum, err := base64.StdEncoding.DecodeString(text)
+	if err != nil || len(sum) != 8 {
+		return 0, false
+	}
+	return ckpt.CRC(binary.BigEndian.Uint64(sum)), true
 }
 
 // pageLimit is what S3 gives at most.

@@ -85,9 +85,12 @@ func openPlace(ctx context.Context, place string, open OpenStore, o Options) (*V
 
 // split cuts the last element off a path or URL; "" when there is none to cut off.
 func split(place string) (parent, base string) {
-	scheme, rest := "", place
+	scheme, rest, query := "", place, ""
 	if at := strings.Index(place, "://"); at >= 0 {
 		scheme, rest = place[:at+3], place[at+3:]
+		if at := strings.IndexByte(rest, '?'); at >= 0 { // belongs to the store, and so to the parent
+			rest, query = rest[:at], rest[at:]
+		}
 	}
 	rest = strings.TrimRight(rest, "/")
 	at := strings.LastIndexByte(rest, '/')
@@ -97,7 +100,7 @@ func split(place string) (parent, base string) {
 	if at == 0 {
 		return "/", rest[1:]
 	}
-	return scheme + rest[:at], rest[at+1:]
+	return scheme + rest[:at] + query, rest[at+1:]
 }
 
 // openJob opens a folder of a store that jobs write into: of an attempt, or the job's own. Both results are nil when the place

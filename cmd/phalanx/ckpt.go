@@ -12,7 +12,6 @@ import (
 
 	"phalanx"
 	"phalanx/ckpt"
-	"phalanx/ckpt/fs"
 	"phalanx/node"
 )
 
@@ -29,11 +28,7 @@ func (r *reader) open(c *cobra.Command) (ckpt.Store, error) {
 	if err := r.load(c); err != nil {
 		return nil, err
 	}
-	s, err := fs.NewReadOnly(r.settings.Store)
-	if err != nil {
-		return nil, problem(node.CodeNotFound, "name it with --store, or the job's directory with --dir", "checkpoint store %s: %w", r.settings.Store, err)
-	}
-	return s, nil
+	return openStore(c.Context(), r.settings.Store)
 }
 
 // found is a published checkpoint in answers.

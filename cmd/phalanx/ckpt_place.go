@@ -10,25 +10,29 @@ import (
 	"os/signal"
 	"strings"
 	"syscall"
+	"time"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
 	"phalanx/ckpt"
-	"phalanx/ckpt/fs"
+	"phalanx/ckpt/open"
+	"phalanx/ckpt/storewrap"
 	"phalanx/ckpt/view"
-	"phalanx/cmd/phalanx/internal/settings"
 	"phalanx/node"
 )
 
 // openStore opens the store at a path or URL for reading.
-func openStore(_ context.Context, place string) (ckpt.Store, error) {
-	path, err := settings.StorePath(place)
+func openStore(ctx context.Context, place string) (ckpt.Store, error) {
+	s, err := open.Store(ctx, place, open.Read, open.Options{Budget: &readBudget})
 	if err != nil {
-		return nil, err
+		return nil, node.StoreProblem(err)
 	}
-	return fs.NewReadOnly(path)
+	return s, nil
 }
+
+// readBudget is for verbs that somebody waits for.
+var readBudget = storewrap.Budget{Total: time.Minute, Base: 200 * time.Millisecond, Cap: 5 * time.Second}
 
 // isPath tells a path or URL from latest, a step or a folder of the job's store.
 func isPath(arg string) bool {
@@ -146,6 +150,8 @@ func fencing(v *view.View) string {
 	switch {
 	case v.Store == nil || v.Format != view.Phalanx:
 		return ""
+	case v.Store.Untried:
+		return "as the store can: `phalanx store probe URL` tries it out, which reading does not"
 	case v.Store.ConditionalCreate:
 		return "by the store: commit objects are created only if they are absent"
 	}

@@ -21,7 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"phalanx/ckpt"
-	"phalanx/ckpt/fs"
+	"phalanx/ckpt/open"
 	"phalanx/cmd/phalanx/internal/control"
 	"phalanx/cmd/phalanx/internal/settings"
 	"phalanx/cmd/phalanx/internal/supervise"
@@ -134,9 +134,9 @@ func prepare(ctx context.Context, s *settings.Settings, haveKey bool) error {
 			return err
 		}
 	}
-	store, err := fs.New(s.Store) // creates, and proves by writing
+	store, err := open.Store(ctx, s.Store, open.Write, open.Options{Budget: &readBudget}) // proves by writing
 	if err != nil {
-		return problem(node.CodeFailed, "name a directory that can be written with --store", "checkpoint store %s: %w", s.Store, err)
+		return node.StoreProblem(err)
 	}
 	switch s.Resume {
 	case "auto":

@@ -12,6 +12,7 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"phalanx/ckpt/open"
 	"phalanx/node"
 )
 
@@ -84,7 +85,7 @@ func FuzzRun(f *testing.F) {
 
 // FuzzText: addresses, hosts, durations, intervals and stores are refused with a hint, or print as what is read alike.
 func FuzzText(f *testing.F) {
-	for _, s := range []string{"127.0.0.1", "[::1]:80", "10.0.0.1:65536", "2:4", "5", "30s", "-1s", "200", "file:///x/../y", "s3://b", "fe80::1%eth0", ""} {
+	for _, s := range []string{"127.0.0.1", "[::1]:80", "10.0.0.1:65536", "2:4", "5", "30s", "-1s", "200", "file:///x/../y", "s3://b", "s3://bucket/a/b?endpoint=http://h:1&path-style=0&concurrency=3", "fe80::1%eth0", ""} {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, text string) {
@@ -103,8 +104,12 @@ func FuzzText(f *testing.F) {
 		if v.Set(text) == nil && (v2.Set(v.String()) != nil || v2 != v || v == Interval{}) {
 			t.Fatalf("%q is every %s, then %s", text, v.String(), v2.String())
 		}
-		if path, err := StorePath(text); err == nil && !filepath.IsAbs(path) {
-			t.Fatalf("%q is the store %q", text, path)
+		if store, err := open.Clean(text); err == nil {
+			if again, err := open.Clean(store); err != nil || again != store {
+				t.Fatalf("%q is the store %q, then %q, %v", text, store, again, err)
+			}
+		} else if !errors.Is(err, open.ErrURL) {
+			t.Fatalf("%q: %v", text, err)
 		}
 	})
 }

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"phalanx"
+	"phalanx/ckpt/open"
 	"phalanx/elastic"
 	"phalanx/node"
 )
@@ -25,7 +26,7 @@ type Settings struct {
 	Version      string   `json:"version"`
 	Job          string   `json:"job"`
 	Dir          string   `json:"dir"`   // absolute
-	Store        string   `json:"store"` // absolute path
+	Store        string   `json:"store"` // absolute path, or URL
 	Host         string   `json:"host"`
 	Nproc        int      `json:"nproc"`
 	MinHosts     int      `json:"min_hosts"`
@@ -82,11 +83,10 @@ func (s *Settings) Complete() error {
 		return err
 	}
 	s.Store = cmp.Or(s.Store, filepath.Join(s.Dir, "store"))
-	path, err := StorePath(s.Store)
-	if err != nil {
-		return err
+	var err error
+	if s.Store, err = open.Clean(s.Store); err != nil {
+		return node.StoreProblem(err)
 	}
-	s.Store = path
 	if s.KeyFile != "" {
 		if s.KeyFile, err = filepath.Abs(s.KeyFile); err != nil {
 			return fmt.Errorf("key file: %w", err)
@@ -233,24 +233,6 @@ func quote(command []string) string {
 		}
 	}
 	return strings.Join(words, " ")
-}
-
-// StorePath returns the directory that a store URL names. Directories are the only stores of this release.
-func StorePath(store string) (string, error) {
-	if rest, ok := strings.CutPrefix(store, "file://"); ok {
-		if !filepath.IsAbs(rest) {
-			return "", usage("write file:///absolute/path", "store %s", store)
-		}
-		return filepath.Clean(rest), nil
-	}
-	if scheme, _, ok := strings.Cut(store, "://"); ok {
-		return "", usage("use a directory or file:///path", "store %s: this release has no store of kind %s", store, scheme)
-	}
-	path, err := filepath.Abs(store)
-	if err != nil {
-		return "", fmt.Errorf("store %s: %w", store, err)
-	}
-	return path, nil
 }
 
 // usage is an error in what was asked, exit code 2.

@@ -59,7 +59,7 @@ func (s *Settings) KeepFlags(f *pflag.FlagSet) {
 func (s *Settings) PlaceFlags(f *pflag.FlagSet) {
 	f.StringVar(&s.Job, "job", s.Job, "`NAME` of the job (default: the base name of DIR)")
 	f.StringVar(&s.Dir, "dir", s.Dir, "state of this host's members, one job in each `DIR` (default: .phalanx/JOB)")
-	f.StringVar(&s.Store, "store", s.Store, "checkpoint store, a directory or file://`URL` (default: DIR/store)")
+	f.StringVar(&s.Store, "store", s.Store, "checkpoint store, a directory or `URL`: file:///DIR, s3://BUCKET/PREFIX (default: DIR/store)")
 }
 
 // ownMeaning is the annotation of a flag that only has the name of a setting.
