@@ -104,7 +104,11 @@ func (s *Store) place() string {
 func (s *Store) Config() Config { return s.cfg }
 
 // Close ends idle connections.
-func (s *Store) Close() { s.wire.transport.CloseIdleConnections() }
+func (s *Store) Close() {
+	if t, ok := s.wire.transport.(*http.Transport); ok {
+		t.CloseIdleConnections()
+	}
+}
 
 // Capabilities implements ckpt.Store. Before Probe nothing is known to be kept.
 func (s *Store) Capabilities() ckpt.Capabilities {

@@ -34,7 +34,7 @@ func tryTimeout(bytes int64) time.Duration {
 // wire sends requests. It never follows a redirect, which would sign a request for whoever the answer names, and knows how
 // far the store's clock is from ours.
 type wire struct {
-	transport *http.Transport
+	transport http.RoundTripper
 	skew      atomic.Int64 // of the last answer: the store's clock minus ours, in seconds
 }
 
