@@ -47,7 +47,7 @@ build: ## build bin/phalanx and bin/phalanx-lm, static, without cgo
 	CGO_ENABLED=0 $(GO) build -p $(PARALLEL) -trimpath -ldflags '-X main.version=$(VERSION)' -o bin/ ./cmd/phalanx ./cmd/phalanx-lm
 
 .PHONY: test
-test: test-go test-torch ## everything that must pass
+test: test-go test-s3 test-torch ## everything that must pass
 
 .PHONY: test-go
 test-go: fmt-check vet lint build ## format, vet, lint, build, all tests in Go, with -race where goroutines meet
@@ -59,6 +59,12 @@ test-go: fmt-check vet lint build ## format, vet, lint, build, all tests in Go, 
 	$(GO_TEST) -short -p $(PARALLEL) phalanx/ckpt phalanx/collective/host -rapid.checks=8
 	$(GO_TEST) -short phalanx/chaos/sim
 	$(if $(strip $(E2E_PACKAGES)),$(GO_TEST) -p 1 $(filter-out $(HEAVY),$(E2E_PACKAGES)))
+
+.PHONY: test-s3
+test-s3: ## the store in buckets against a real S3 server (versitygw); the first run builds the server, which takes minutes
+	scripts/versitygw.sh
+	$(GO) vet -tags s3 ./ckpt/s3/... ./cmd/phalanx
+	$(GO) test -tags s3 -vet=off -timeout=7m $(TESTFLAGS) -run Gateway -p 1 ./ckpt/s3 ./cmd/phalanx
 
 # The version of PyTorch for test-torch.
 TORCH ?= 2.15
@@ -133,7 +139,7 @@ fuzz: ## run every fuzz target for FUZZTIME (1m); docs/fuzzing.md lists them
 	@grep -rl --include='*_test.go' '^func Fuzz' . | xargs -r -n 1 dirname | sort -u | while read -r dir; do \
 		$(GO) test -list '^Fuzz' "$$dir" | { grep '^Fuzz' || true; } | while read -r target; do \
 			echo "fuzz $$dir $$target"; \
-			$(GO) test -run '^$$' -fuzz "^$$target\$$" -fuzztime '$(FUZZTIME)' -parallel $(PARALLEL) "$$dir" </dev/null; \
+			$(GO) test -run '^$$' -fuzz "^$$target\$$" -fuzztime '$(FUZZTIME)' -fuzzminimizetime 10x -parallel $(PARALLEL) "$$dir" </dev/null; \
 		done; \
 	done
 
