@@ -64,7 +64,7 @@ func openPlace(ctx context.Context, place string, open OpenStore, o Options) (*V
 	if local {
 		return openFolder(ctx, NewDirectory(place), o)
 	}
-	if parent, base := split(place); ckpt.ValidKey(base) == nil { // an object, or a prefix?
+	if parent, base := Split(place); ckpt.ValidKey(base) == nil { // an object, or a prefix?
 		s, err := open(ctx, parent)
 		if err != nil {
 			return nil, err
@@ -83,17 +83,22 @@ func openPlace(ctx context.Context, place string, open OpenStore, o Options) (*V
 	return openFolder(ctx, NewPrefix(s, ""), o)
 }
 
-// split cuts the last element off a path or URL; "" when there is none to cut off.
-func split(place string) (parent, base string) {
+// Split cuts the last element off a path or URL; base is "" when there is none to cut off. A query stays with the parent.
+func Split(place string) (parent, base string) {
 	scheme, rest, query := "", place, ""
-	if at := strings.Index(place, "://"); at >= 0 {
-		scheme, rest = place[:at+3], place[at+3:]
-		if at := strings.IndexByte(rest, '?'); at >= 0 { // belongs to the store, and so to the parent
-			rest, query = rest[:at], rest[at:]
+	if strings.Contains(place, "://") {
+		if at := strings.IndexByte(place, '?'); at >= 0 {
+			rest, query = place[:at], place[at:]
 		}
+	}
+	if at := strings.Index(rest, "://"); at >= 0 {
+		scheme, rest = rest[:at+3], rest[at+3:]
 	}
 	rest = strings.TrimRight(rest, "/")
 	at := strings.LastIndexByte(rest, '/')
+	if at < 0 && scheme == "" && rest != "" && rest != "." && rest != ".." {
+		return ".", rest // a relative path
+	}
 	if at < 0 || at == 0 && scheme == "file://" || at == len(rest)-1 {
 		return place, ""
 	}
@@ -106,26 +111,20 @@ func split(place string) (parent, base string) {
 // openJob opens a folder of a store that jobs write into: of an attempt, or the job's own. Both results are nil when the place
 // is neither.
 func openJob(ctx context.Context, place string, open OpenStore, o Options) (*View, error) {
-	parent, base := split(place)
+	parent, base := Split(place)
 	if base == "" || open == nil {
 		return nil, nil
 	}
-	if above, job := split(parent); job != "" {
+	if above, job := Split(parent); job != "" {
 		if a, err := ckpt.ParseAttempt(job, base); err == nil && a.Validate() == nil {
 			return openAttempt(ctx, above, a, open, o)
 		}
 	}
-	if (ckpt.Attempt{Job: base}).Validate() != nil {
-		return nil, nil
-	}
-	s, err := open(ctx, parent)
-	if err != nil {
+	job, s, err := JobAt(ctx, place, open)
+	if s == nil || err != nil {
 		return nil, err
 	}
-	if page, err := s.List(ctx, base+"/commits/", "", 1); err != nil || len(page) == 0 {
-		return nil, err
-	}
-	latest, err := ckpt.Latest(ctx, s, base)
+	latest, err := ckpt.Latest(ctx, s, job)
 	if err != nil {
 		if len(latest.Problems) > 0 {
 			return nil, fmt.Errorf("%w: %w", err, latest.Problems[0])
@@ -141,6 +140,26 @@ func openJob(ctx context.Context, place string, open OpenStore, o Options) (*Vie
 		v.Problems = latest.Problems
 	}
 	return v, err
+}
+
+// JobAt tells whether a path or URL is the folder of a job in a store, and gives the job's name and the store; nil when it is not.
+func JobAt(ctx context.Context, place string, open OpenStore) (job string, s ckpt.Store, err error) {
+	parent, base := Split(place)
+	if base == "" || (ckpt.Attempt{Job: base}).Validate() != nil {
+		return "", nil, nil
+	}
+	if !strings.Contains(place, "://") { // a store that cannot be opened because nothing is there is no error here
+		if info, err := os.Stat(place); err != nil || !info.IsDir() {
+			return "", nil, nil
+		}
+	}
+	if s, err = open(ctx, parent); err != nil {
+		return "", nil, err
+	}
+	if page, err := s.List(ctx, base+"/commits/", "", 1); err != nil || len(page) == 0 {
+		return "", nil, err
+	}
+	return base, s, nil
 }
 
 // openAttempt opens the folder of an attempt below the root of a store.

@@ -23,7 +23,7 @@ func openSafetensorsFile(ctx context.Context, f Files, name string) (*View, erro
 	if err != nil {
 		return nil, fmt.Errorf("%s/%s: %w", f.Place(), name, safetensorsError(err))
 	}
-	v := &View{Format: Safetensors, files: f, Metadata: file.Metadata}
+	v := &View{Format: Safetensors, File: name, files: f, Metadata: file.Metadata}
 	for _, t := range file.Tensors {
 		v.Tensors = append(v.Tensors, Tensor{Name: t.Name, DType: t.DType, DTypeName: t.DTypeName, Shape: t.Shape,
 			Shards: []Shard{{Box: Whole(t.Shape), Object: name, At: t.At, Length: t.Length}}})

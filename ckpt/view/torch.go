@@ -25,7 +25,7 @@ func openTorch(ctx context.Context, f Files, name string) (*View, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%s/%s: %w", f.Place(), name, reader.explain(torchError(err)))
 	}
-	v := &View{Format: Torch, files: f, Paths: map[string][]any{}}
+	v := &View{Format: Torch, File: name, files: f, Paths: map[string][]any{}}
 	for i := range file.Tensors {
 		t := &file.Tensors[i]
 		shape := nonNil(t.Shape)

@@ -5,7 +5,9 @@ package view
 import (
 	"bytes"
 	"fmt"
+	"maps"
 	"path"
+	"slices"
 	"strings"
 
 	"phalanx/ckpt"
@@ -14,14 +16,16 @@ import (
 // UnknownError: there is something, and it is no checkpoint of a format that is read.
 type UnknownError struct {
 	Place string
-	Looks string // what it looks like, "" when it looks like nothing that is known
+	// Looks is what it looks like, "" when it looks like nothing that is known; after "; " comes what to do.
+	Looks string
 }
 
 func (e *UnknownError) Error() string {
 	if e.Looks == "" {
 		return e.Place + " is no checkpoint of a known format"
 	}
-	return fmt.Sprintf("%s looks like %s, which is not read", e.Place, e.Looks)
+	looks, _, _ := strings.Cut(e.Looks, "; ")
+	return fmt.Sprintf("%s looks like %s, which is not read", e.Place, looks)
 }
 
 // Unwrap makes it an ErrFormat.
@@ -29,8 +33,8 @@ func (e *UnknownError) Unwrap() error { return ckpt.ErrFormat }
 
 // Hint says what to do instead.
 func (e *UnknownError) Hint() string {
-	if i := strings.Index(e.Looks, "folder with checkpoints"); i >= 0 {
-		return "name one of them"
+	if _, hint, ok := strings.Cut(e.Looks, "; "); ok {
+		return hint
 	}
 	return "phalanx ckpt reads what jobs published, torch.distributed.checkpoint (DCP), safetensors and torch.save; convert others with the program that wrote them"
 }
@@ -68,7 +72,7 @@ func folderLooks(list []ckpt.Info) string {
 		}
 	}
 	if len(below) > 0 {
-		return fmt.Sprintf("a folder with checkpoints in %d folders below it", len(below))
+		return fmt.Sprintf("a folder with checkpoints in %d folders below it; name one of them, such as %s", len(below), slices.Min(slices.Collect(maps.Keys(below))))
 	}
 	for _, m := range folderMarks {
 		for _, i := range list {
@@ -97,7 +101,7 @@ func fileLooks(head []byte) string {
 		}
 	}
 	if len(head) > 2 && head[0] == 0x80 && head[1] <= 5 {
-		return "a pickle, which is a program; it is not run"
+		return "a bare pickle; a pickle is a program, which is not run: save the tensors with torch.save or safetensors"
 	}
 	return ""
 }

@@ -32,6 +32,7 @@ type View struct {
 	Format    Format
 	Container string // of a Phalanx checkpoint
 	Place     string // path or URL
+	File      string // the file's name, of a checkpoint that is one file
 	Tensors   []Tensor
 	Objects   []Object
 	// Published is the commit of a Phalanx checkpoint, nil for others.

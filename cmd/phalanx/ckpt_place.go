@@ -34,6 +34,15 @@ func openStore(ctx context.Context, place string) (ckpt.Store, error) {
 // readBudget is for verbs that somebody waits for.
 var readBudget = storewrap.Budget{Total: time.Minute, Base: 200 * time.Millisecond, Cap: 5 * time.Second}
 
+// createStore opens the store at a path or URL for writing; a directory is made when it is missing.
+func createStore(ctx context.Context, place string) (ckpt.Store, error) {
+	s, err := open.Store(ctx, place, open.Write, open.Options{Budget: &readBudget})
+	if err != nil {
+		return nil, node.StoreProblem(err)
+	}
+	return s, nil
+}
+
 // isPath tells a path or URL from latest, a step or a folder of the job's store.
 func isPath(arg string) bool {
 	if strings.Contains(arg, "://") {
