@@ -5,6 +5,7 @@ package chaos_test
 import (
 	"encoding/json"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -15,8 +16,8 @@ import (
 )
 
 // twoHosts starts a job of two members on each of two hosts. The hosts are two names and folders of this machine, whose daemons
-// reach each other by TCP alone. The first one's job knows the history of both.
-func twoHosts(t *testing.T, steps int, floor time.Duration) (a, b *job) {
+// reach each other by TCP alone. The first one's job knows the history of both. set may change their flags.
+func twoHosts(t *testing.T, steps int, floor time.Duration, set ...func(a, b *job)) (a, b *job) {
 	t.Helper()
 	a = newSmallArmedJob(t, 2, steps, floor)
 	b = newSmallArmedJob(t, 2, steps, floor)
@@ -24,7 +25,10 @@ func twoHosts(t *testing.T, steps int, floor time.Duration) (a, b *job) {
 	a.env = append(a.env, "PHALANX_KEY="+node.NewJobKey().String())
 	b.env = a.env
 	a.flags = []string{"--job", "two", "--nnodes", "2:2", "--bind", "127.0.0.1", "--store", filepath.Join(filepath.Dir(a.dir), "store")}
-	b.flags = a.flags
+	b.flags = slices.Clone(a.flags)
+	for _, f := range set {
+		f(a, b)
+	}
 	a.run()
 	var first node.DaemonFile
 	for end := time.Now().Add(patience); first.Addr == ""; time.Sleep(pollTime) {

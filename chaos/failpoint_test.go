@@ -240,10 +240,11 @@ var points = []point{
 
 // elsewhere are the fail points that have a test of their own.
 var elsewhere = map[string]string{
-	"rolled-forward": "TestRollForwardAfterALostVote",
-	"refusing":       "TestRefusalSurvives",
-	"refused":        "TestRefusalSurvives",
-	"plain-start":    "TestPlainDaemonDiesAtStart",
+	"rolled-forward":   "TestRollForwardAfterALostVote",
+	"refusing":         "TestRefusalSurvives",
+	"refused":          "TestRefusalSurvives",
+	"share-taken-over": "TestHostWithoutItsStore",
+	"plain-start":      "TestPlainDaemonDiesAtStart",
 }
 
 // TestEveryFailPoint kills one process at each place that matters, and wants the bits of an undisturbed run, with everybody

@@ -164,6 +164,8 @@ const (
 	StoppedByOperator HaltKind = "stopped"
 	// StoppedUnsaved is such a stop whose last save was not durable when the grace was over.
 	StoppedUnsaved HaltKind = "stopped_unsaved"
+	// SavesFail means that saves did not become durable for as long as the user allows; the job ends and resumes with the next run.
+	SavesFail HaltKind = "saves_fail"
 )
 
 // Ends reports whether the run is over when the job halts for this reason.

@@ -366,11 +366,12 @@ func (d *Daemon) publishView(now time.Time) {
 	if p := s.NewestPublished(); p != nil {
 		v.Published = &PublishedStatus{p.Step, p.Folder, p.UnixNS}
 	}
+	v.Saves = d.saver.status(now)
 	for _, seat := range s.World.Seats {
 		v.World = append(v.World, seat.Member)
 	}
-	if p := d.saver.pub; p != nil && p.trouble != "" {
-		v.Notes = append(v.Notes, fmt.Sprintf("the last %d saves failed: %s", p.failures, p.trouble))
+	if r := d.saver.record; r.Trouble != "" {
+		v.Notes = append(v.Notes, fmt.Sprintf("the last %d saves failed: %s", r.Failures, r.Trouble))
 	}
 	if d.lead == nil && !d.up.connected && !d.leaderless.IsZero() && time.Since(d.leaderless) > 5*time.Second {
 		v.Notes = append(v.Notes, fmt.Sprintf("no leader for %.0f s: a majority of the voters must be up; if their directories are lost, start the job in another --dir with the same --job and --store, it resumes from the newest checkpoint", time.Since(d.leaderless).Seconds()))

@@ -460,6 +460,7 @@ func (a *arbiter) tick(now time.Time, lateness time.Duration) {
 		a.round.Late = true
 	}
 	a.keepVoters(now)
+	a.checkSaves(now)
 	if a.stop {
 		a.tryStop(now)
 	}

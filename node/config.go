@@ -33,6 +33,9 @@ type Config struct {
 	Key       JobKey
 	Bootstrap bool // may found the job's group when no state exists and nobody answers
 	SaveEvery Interval
+	// SaveFailure says what becomes of the job when saves fail; zero: it goes on.
+	SaveFailure SaveFailure
+
 	Keep      int           // newest checkpoints to keep
 	KeepEvery phalanx.Step  // keep those whose step is a multiple as well; 0: no such rule
 	KeepTime  time.Duration // and the first in each window of this length; 0: no such rule
@@ -62,6 +65,13 @@ type Config struct {
 type Interval struct {
 	Steps phalanx.Step  `json:"steps,omitempty"`
 	Every time.Duration `json:"every,omitempty"`
+}
+
+// SaveFailure is when failing saves end the job: when so many in a row have failed, or when the recovery point is so old. Zero is
+// never.
+type SaveFailure struct {
+	After int           `json:"after,omitempty"`
+	Older time.Duration `json:"older,omitempty"`
 }
 
 // Member is the id of the daemon's member.
@@ -110,6 +120,7 @@ const (
 	CodeNoQuorum  = 4
 	CodeIntegrity = 5
 	CodeTimeout   = 6
+	CodeUnsaved   = 7 // unpublished or incomplete
 	CodeNewer     = 8 // written by a newer release
 	CodeLocked    = 9
 	CodeAuth      = 10

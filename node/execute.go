@@ -241,6 +241,9 @@ func (d *Daemon) jobEnded(why string) {
 	case s.Halt != nil && s.Halt.Kind == elastic.StoppedUnsaved:
 		o.Code = CodeFailed
 		o.Hint = "mend the store and run the same command again: it goes on from the newest state in host memory or in the store"
+	case s.Halt != nil && s.Halt.Kind == elastic.SavesFail:
+		o.Code = CodeUnsaved
+		o.Hint = "mend the store and run the same command again: it goes on from the newest state in host memory or in the store"
 	case s.Halt != nil && s.Halt.Kind == elastic.CrashLoop:
 		o.Code = cmp.Or(d.failedAs, CodeFailed)
 		o.Hint = "read the trainers' output in " + d.cfg.Dir + "/log, mend the cause and run the same command again"

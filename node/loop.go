@@ -51,7 +51,7 @@ func (d *Daemon) loop() error {
 // wait until it asks for something, or until the next tick.
 func (d *Daemon) calm() bool {
 	l := d.life
-	return d.plain == nil && l != nil && l.machine != nil && l.machine.Steady() && d.form == nil && d.heal == nil && d.saver.want == nil && !d.leaving
+	return d.plain == nil && l != nil && l.machine != nil && l.machine.Steady() && d.form == nil && d.heal == nil && d.saver.idle() && !d.leaving
 }
 
 // takePosts runs what waits when it is called. Who posts meanwhile rings again.

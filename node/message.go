@@ -98,9 +98,10 @@ type Report struct {
 	Cut        []phalanx.MemberID   `json:"cut,omitempty"`          // members of the world that it does not reach
 	Healed     int64                `json:"healed_bytes,omitempty"` // progress of a heal
 	HealTotal  int64                `json:"heal_total_bytes,omitempty"`
-	HealRate   float64              `json:"heal_rate,omitempty"` // bytes a second
-	StepNS     int64                `json:"step_ns,omitempty"`   // p50 of the step
-	Plain      string               `json:"plain,omitempty"`     // HOST:PORT that rank 0 of a plain job may bind
+	HealRate   float64              `json:"heal_rate,omitempty"`       // bytes a second
+	SaveRead   int64                `json:"save_read_bytes,omitempty"` // of slabs, for saves, by this daemon so far
+	StepNS     int64                `json:"step_ns,omitempty"`         // p50 of the step
+	Plain      string               `json:"plain,omitempty"`           // HOST:PORT that rank 0 of a plain job may bind
 	Niced      bool                 `json:"niced"`
 	Note       string               `json:"note,omitempty"`
 }
@@ -133,18 +134,22 @@ type SealAsk struct {
 	Boundary   phalanx.Step       `json:"boundary,omitempty"`
 }
 
-// SaveAsk asks every member of the generation to write its share of the state after a step.
+// SaveAsk asks a member to write shares of the state after a step: its own, and those of ranks of the same coordinate whose
+// members do not bring them.
 type SaveAsk struct {
-	Attempt ckpt.Attempt `json:"attempt"`
+	Attempt ckpt.Attempt   `json:"attempt"`
+	Ranks   []phalanx.Rank `json:"ranks"` // whose shares
+	Record  saveRecord     `json:"record"`
 }
 
 // ShardWritten says that a rank's share is in the store.
 type ShardWritten struct {
 	Attempt ckpt.Attempt  `json:"attempt"`
+	Rank    phalanx.Rank  `json:"rank"` // whose share
 	Label   phalanx.Label `json:"label"`
 	Part    ckpt.PartRef  `json:"part"`
 	Failed  string        `json:"failed,omitempty"`
-	Missed  bool          `json:"missed,omitempty"` // the step had passed already
+	Missed  bool          `json:"missed,omitempty"` // the member does not have the state: its step had passed already
 }
 
 // FirstStep says when the parts of a formation were over on one member, in Unix nanoseconds.

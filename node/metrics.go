@@ -24,6 +24,7 @@ type meters struct {
 	heals       prometheus.Histogram
 	published   prometheus.Counter
 	unpublished prometheus.Counter
+	takeovers   prometheus.Counter
 	evidence    *prometheus.CounterVec
 	starts      prometheus.Counter
 }
@@ -46,9 +47,10 @@ func newMeters(job string, member phalanx.MemberID, view func() *Status) *meters
 	m.heals = prometheus.NewHistogram(histogram("phalanx_heal_duration_seconds", "Time that the own trainer took to heal."))
 	m.published = prometheus.NewCounter(counter("phalanx_checkpoint_published_total", "Checkpoints published by this daemon as the leader."))
 	m.unpublished = prometheus.NewCounter(counter("phalanx_checkpoint_failed_total", "Saves that this daemon, as the leader, could not publish."))
+	m.takeovers = prometheus.NewCounter(counter("phalanx_checkpoint_takeovers_total", "Shares of saves that this daemon, as the leader, gave to another member."))
 	m.evidence = prometheus.NewCounterVec(counter("phalanx_evidence_total", "Evidence in changes of the world."), []string{"kind"})
 	m.starts = prometheus.NewCounter(counter("phalanx_trainer_starts_total", "Starts of the member's trainer."))
-	m.registry.MustRegister(m.steps, m.transitions, m.healed, m.heals, m.published, m.unpublished, m.evidence, m.starts)
+	m.registry.MustRegister(m.steps, m.transitions, m.healed, m.heals, m.published, m.unpublished, m.takeovers, m.evidence, m.starts)
 	// What the process itself costs: memory, goroutines, descriptors, threads. A soak run looks for what grows.
 	prometheus.WrapRegistererWith(labels, m.registry).MustRegister(collectors.NewGoCollector(),
 		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
@@ -72,6 +74,16 @@ func newMeters(job string, member phalanx.MemberID, view func() *Status) *meters
 		}
 		return 0
 	})
+	saves := func(value func(*SavesStatus) float64) func(*Status) float64 {
+		return func(v *Status) float64 {
+			if v.Saves == nil {
+				return 0
+			}
+			return value(v.Saves)
+		}
+	}
+	gauge("phalanx_recovery_point_age_seconds", "Age of the newest durable state, or of this run before the first one.", saves(func(v *SavesStatus) float64 { return v.Age }))
+	gauge("phalanx_checkpoint_failures", "Saves in a row that have failed.", saves(func(v *SavesStatus) float64 { return float64(v.Failures) }))
 	gauge("phalanx_published_step", "Step of the newest published checkpoint.", func(v *Status) float64 {
 		if v.Published == nil {
 			return 0

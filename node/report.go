@@ -41,6 +41,7 @@ func (d *Daemon) sendReport(now time.Time) {
 	} else if d.plain == nil {
 		r.Cut = d.peers.reach.apart(w, d.cfg.Host, now)
 	}
+	r.SaveRead = d.saver.read.Load()
 	r.StepNS = int64(d.steps.slowest())
 	r.Evidence = d.reportedEvidence(now)
 	if d.plain != nil {

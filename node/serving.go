@@ -20,7 +20,6 @@ import (
 	"phalanx/client/wire"
 	"phalanx/elastic"
 	"phalanx/internal/failpoint"
-	"phalanx/kernels"
 )
 
 // serving lends the own trainer's state, or a slab, to members that heal. Requests come over HTTP from other daemons; the
@@ -304,15 +303,4 @@ func (d *Daemon) apiClient() *http.Client {
 		},
 		MaxIdleConnsPerHost: 8, IdleConnTimeout: 30 * time.Second, DisableCompression: true,
 	}}
-}
-
-// slabDigests are the digests of all tensors of a slab.
-func slabDigests(s *wire.Slab, layout []phalanx.TensorInfo) []byte {
-	out := make([]byte, len(layout)*digestSize)
-	for i, t := range layout {
-		x := kernels.TensorDigest(0, kernels.Tensor{Name: t.Name, DType: t.DType, Shape: t.Shape, Data: s.Tensor(i)})
-		binary.LittleEndian.PutUint64(out[i*digestSize:], x[0])
-		binary.LittleEndian.PutUint64(out[i*digestSize+8:], x[1])
-	}
-	return out
 }

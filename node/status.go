@@ -25,6 +25,7 @@ type Status struct {
 	Efficiency  float64              `json:"efficiency"` // of the present deal
 	Floor       phalanx.Step         `json:"resume_step"`
 	Published   *PublishedStatus     `json:"published,omitempty"` // newest
+	Saves       *SavesStatus         `json:"saves,omitempty"`
 	Members     []MemberStatus       `json:"members"`
 	Raft        consensus.Status     `json:"raft"`
 	AnsweredBy  phalanx.MemberID     `json:"answered_by"`
@@ -38,6 +39,27 @@ type PublishedStatus struct {
 	Step   phalanx.Step `json:"step"`
 	Folder string       `json:"folder"`
 	UnixNS int64        `json:"unix_ns"`
+}
+
+// SavesStatus is how saves go.
+type SavesStatus struct {
+	// RecoveryPoint is the newest durable step, 0 for none, and its age, or that of this run before the first one.
+	RecoveryPoint phalanx.Step `json:"recovery_point_step"`
+	Age           float64      `json:"recovery_point_age_seconds"`
+	Failures      int          `json:"consecutive_failures"`
+	Trouble       string       `json:"last_trouble,omitempty"` // of the newest save that failed
+	Policy        string       `json:"policy"`                 // --save-failure
+	Under         *SaveStatus  `json:"under_way,omitempty"`    // known to the leader alone
+}
+
+// SaveStatus is the save under way.
+type SaveStatus struct {
+	Step      phalanx.Step `json:"step"`
+	Waiting   bool         `json:"waiting,omitempty"` // announced; the step is not there yet
+	Shares    int          `json:"shares"`
+	Stored    int          `json:"shares_stored"`
+	TakenOver int          `json:"shares_taken_over,omitempty"`
+	Seconds   float64      `json:"seconds"`
 }
 
 // MemberStatus is one member in Status.

@@ -5,6 +5,7 @@ package node
 import (
 	"errors"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"phalanx"
@@ -25,16 +26,18 @@ func publishStep(t *testing.T, store ckpt.Store, g phalanx.Generation, step phal
 	if err != nil {
 		t.Fatal(err)
 	}
+	label := phalanx.Label{Step: step, Generation: g}
+	slab.WriteHeader(wire.SlabHeader{State: wire.SlabStateFull, LayoutHash: place.Hash, LabelStep: step, LabelGeneration: g})
 	plan, err := ckpt.NewPlan(0, layout(), []phalanx.Rank{0}, ckpt.PlanOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	attempt := ckpt.Attempt{Job: "job", Step: step, Generation: g, Term: 1, Counter: uint64(step)}
-	part, err := ckpt.WriteShard(t.Context(), store, attempt, 0, plan, slabSource{slab, layout()})
+	part, err := ckpt.WriteShard(t.Context(), store, attempt, 0, plan, slabSource{&saver{}, &heldSlab{label: label, slab: slab, layout: layout()}, new(atomic.Int64)})
 	if err != nil {
 		t.Fatal(err)
 	}
-	labels := []phalanx.Label{{Step: step, Generation: g}}
+	labels := []phalanx.Label{label}
 	if _, err := ckpt.Publish(t.Context(), store, ckpt.Publication{Attempt: attempt, Labels: labels, UnixNS: 1, Spec: []byte("{}")}, []ckpt.PartRef{part}); err != nil {
 		t.Fatal(err)
 	}

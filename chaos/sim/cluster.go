@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"phalanx"
+	"phalanx/ckpt"
 	"phalanx/ckpt/mem"
 	"phalanx/client/wire"
 	"phalanx/consensus"
@@ -32,6 +33,9 @@ type Options struct {
 	// Shape replaces the number of members on each host, if not nil.
 	Shape []int
 	Steps phalanx.Step
+	// Objects is the store of the job, a new one if nil; Store, if not nil, is what a member sees of it.
+	Objects *mem.Store
+	Store   func(member phalanx.MemberID, s ckpt.Store) ckpt.Store
 }
 
 // Report is what came of it.
@@ -87,11 +91,14 @@ func newCluster(o Options) *cluster {
 	if shape == nil {
 		shape = [][]int{{1, 1, 1}, {1, 1, 1, 1}, {2, 1, 1}, {2, 2, 1}}[rng.IntN(4)]
 	}
+	if o.Objects == nil {
+		o.Objects = mem.New()
+	}
 	if o.Steps == 0 {
 		o.Steps = 200
 	}
 	c := &cluster{
-		o: o, trace: &trace{begun: time.Now()}, objects: mem.New(), key: node.JobKey{1, byte(o.Seed), byte(o.Seed >> 8)},
+		o: o, trace: &trace{begun: time.Now()}, objects: o.Objects, key: node.JobKey{1, byte(o.Seed), byte(o.Seed >> 8)},
 		spec:     phalanx.JobSpec{LastStep: o.Steps, Seed: o.Seed, Slots: 8, GlobalBatch: 8, GroupSize: 1, Threads: 1},
 		slotTime: defaultSlotTime, over: make(chan struct{}), injected: map[Class]int{},
 	}
@@ -169,6 +176,9 @@ func (m *member) config(p *process) node.Config {
 		Memory: &memory{HeapMemory: m.host.memory(), proc: p}, Network: network{c.wires, p}, System: system{m.host, p}, Objects: c.objects,
 		OpenLog: func(path string) (consensus.LogStore, error) { return m.host.disk.openStore(p, path) },
 		Log:     c.trace.logger(string(m.id), c.o.Level), Started: c.trace.begun,
+	}
+	if c.o.Store != nil {
+		cfg.Objects = c.o.Store(m.id, c.objects)
 	}
 	for i := range c.hosts {
 		if c.hosts[i] != m.host && m.host != first {

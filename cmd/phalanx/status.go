@@ -97,6 +97,7 @@ func printStatus(w io.Writer, s *node.Status, now time.Time) {
 		}
 	}
 	fmt.Fprintln(w)
+	printSaves(w, s.Saves)
 	if s.Halt != "" {
 		fmt.Fprintf(w, "halted: %s\n", s.Halt)
 	}
@@ -108,6 +109,24 @@ func printStatus(w io.Writer, s *node.Status, now time.Time) {
 	}
 	fmt.Fprintln(w)
 	printMembers(w, s.Members)
+}
+
+// printSaves tells what is unusual about saves: one under way, or some that failed.
+func printSaves(w io.Writer, s *node.SavesStatus) {
+	if s == nil {
+		return
+	}
+	if x := s.Under; x != nil && !x.Waiting {
+		fmt.Fprintf(w, "saves step %d: %d of %d shares stored in %.1f s", x.Step, x.Stored, x.Shares, x.Seconds)
+		if x.TakenOver > 0 {
+			fmt.Fprintf(w, ", %d taken over", x.TakenOver)
+		}
+		fmt.Fprintln(w)
+	}
+	if s.Failures > 0 {
+		fmt.Fprintf(w, "%d saves in a row have failed (policy %s); recovery point is step %d, %s old\n", s.Failures, s.Policy, s.RecoveryPoint,
+			time.Duration(s.Age*float64(time.Second)).Truncate(time.Second))
+	}
 }
 
 func printMembers(w io.Writer, members []node.MemberStatus) {

@@ -54,6 +54,8 @@ type Settings struct {
 	HealthCheck  string   `json:"health_check,omitempty"`
 	Plain        bool     `json:"plain,omitempty"`
 	Command      []string `json:"command"`
+
+	SaveFailure SaveFailure `json:"save_failure"`
 }
 
 // Default is what holds without any flag.
@@ -289,6 +291,52 @@ func (v *Interval) Set(text string) error {
 	*v = Interval{Every: d}
 	return nil
 }
+
+// SaveFailure is what becomes of the job when saves fail.
+type SaveFailure node.SaveFailure
+
+// String is the form that Set reads.
+func (v *SaveFailure) String() string {
+	switch {
+	case v.After > 0:
+		return "halt-after=" + strconv.Itoa(v.After)
+	case v.Older > 0:
+		return "halt-older=" + v.Older.String()
+	}
+	return "continue"
+}
+
+// Set parses continue, halt-after=N or halt-older=DURATION.
+func (v *SaveFailure) Set(text string) error {
+	word, value, _ := strings.Cut(text, "=")
+	switch word {
+	case "continue":
+		if text == word {
+			*v = SaveFailure{}
+			return nil
+		}
+	case "halt-after":
+		if n, err := strconv.Atoi(value); err == nil && n > 0 {
+			*v = SaveFailure{After: n}
+			return nil
+		}
+	case "halt-older":
+		if d, err := time.ParseDuration(value); err == nil && d > 0 {
+			*v = SaveFailure{Older: d}
+			return nil
+		}
+	}
+	return errors.New("give continue, halt-after=N with the number of saves in a row that may fail, or halt-older=DURATION with the age that the recovery point may reach")
+}
+
+// Type names the value in help texts.
+func (v *SaveFailure) Type() string { return "POLICY" }
+
+// MarshalText is for run.json.
+func (v SaveFailure) MarshalText() ([]byte, error) { return []byte(v.String()), nil }
+
+// UnmarshalText reads what MarshalText wrote.
+func (v *SaveFailure) UnmarshalText(b []byte) error { return v.Set(string(b)) }
 
 // Type names the value in help texts.
 func (v *Interval) Type() string { return "STEPS|D" }

@@ -61,7 +61,7 @@ func TestFileInTheJobsDirectoryWins(t *testing.T) {
 }
 
 func TestEveryFlagIsAKeyOfTheFile(t *testing.T) {
-	values := map[string]string{"int": "1", "uint64": "1", "bool": "true", "string": `"x"`, "stringSlice": `["a:1"]`, "D": `"3s"`, "STEPS|D": `"10"`, "MIN:MAX": `"1:2"`}
+	values := map[string]string{"int": "1", "uint64": "1", "bool": "true", "string": `"x"`, "stringSlice": `["a:1"]`, "D": `"3s"`, "STEPS|D": `"10"`, "MIN:MAX": `"1:2"`, "POLICY": `"halt-after=3"`}
 	f := pflag.NewFlagSet("", pflag.ContinueOnError)
 	Default().Flags(f)
 	f.VisitAll(func(p *pflag.Flag) {
@@ -70,6 +70,24 @@ func TestEveryFlagIsAKeyOfTheFile(t *testing.T) {
 			t.Errorf("%s of type %s: %v", key, p.Value.Type(), err)
 		}
 	})
+}
+
+func TestSaveFailure(t *testing.T) {
+	for text, want := range map[string]SaveFailure{"continue": {}, "halt-after=3": {After: 3}, "halt-older=90m": {Older: 90 * time.Minute}} {
+		var got SaveFailure
+		if err := got.Set(text); err != nil || got != want {
+			t.Errorf("%s: %+v, %v", text, got, err)
+		}
+		var again SaveFailure
+		if err := again.Set(got.String()); err != nil || again != got {
+			t.Errorf("%s prints as %s: %v", text, got.String(), err)
+		}
+	}
+	for _, text := range []string{"", "halt", "halt-after", "halt-after=0", "halt-after=-1", "halt-after=x", "halt-older=", "halt-older=0s", "halt-older=5", "continue=1"} {
+		if err := new(SaveFailure).Set(text); err == nil || !strings.Contains(err.Error(), "halt-after=N") {
+			t.Errorf("%q: %v", text, err)
+		}
+	}
 }
 
 func TestUnknownKey(t *testing.T) {

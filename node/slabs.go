@@ -1,0 +1,260 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"sync/atomic"
+
+	"phalanx"
+	"phalanx/client/wire"
+	"phalanx/kernels"
+)
+
+// slabPiece is how many bytes of a slab are copied at a time under the lock that keeps slabs mapped: the loop takes it too.
+const slabPiece = 1 << 20
+
+// heldSlab is a whole staged state in memory of this host that outlives its trainer: that of the present life, which owns
+// its memory, or that of an earlier life, whose memory is the saver's.
+type heldSlab struct {
+	owner   *life               // whose memory it is; nil: region is the saver's
+	life    phalanx.Incarnation // that it was staged in
+	region  *wire.Region
+	gone    bool // under the saver's lock: region is unmapped
+	label   phalanx.Label
+	slab    *wire.Slab
+	layout  []phalanx.TensorInfo
+	digests []byte // of all tensors, once somebody asked
+}
+
+// slabs are the labels of the whole states in this host's memory that outlive the trainer.
+func (s *saver) slabs() []phalanx.Label {
+	var out []phalanx.Label
+	if s.d.life != nil {
+		out = s.d.life.slabLabels()
+	}
+	if s.old != nil {
+		out = append(out, s.old.label)
+	}
+	return out
+}
+
+// find is the slab that holds the state of a step of the lineage at a coordinate, nil when none does. The loop calls it.
+func (s *saver) find(step phalanx.Step, coordinate int) *heldSlab {
+	fits := func(l phalanx.Label) bool {
+		return l.Step == step && l.Coordinate == coordinate && s.d.state.OfLineage(l)
+	}
+	if l := s.d.life; l != nil && l.slabs != nil {
+		for _, label := range l.slabLabels() {
+			if fits(label) {
+				return &heldSlab{owner: l, life: l.who.Incarnation, label: label, slab: l.slabs, layout: l.layout}
+			}
+		}
+	}
+	if s.old != nil && fits(s.old.label) {
+		return s.old
+	}
+	return nil
+}
+
+// copyOut copies bytes of a tensor, and looks whether they are still those of the label.
+func (s *saver) copyOut(h *heldSlab, tensor int, off int64, p []byte) error {
+	return s.pieces(h, tensor, off, int64(len(p)), func(b []byte) {
+		copy(p, b)
+		p = p[len(b):]
+	})
+}
+
+// pieces gives use the bytes of a tensor, a piece at a time. They are those of the label when it returns nil.
+func (s *saver) pieces(h *heldSlab, tensor int, off, length int64, use func([]byte)) error {
+	if tensor < 0 || tensor >= len(h.layout) {
+		return fmt.Errorf("tensor %d is not in the slab", tensor)
+	}
+	for length > 0 {
+		n := min(length, slabPiece)
+		if err := s.piece(h, tensor, off, n, use); err != nil {
+			return err
+		}
+		off, length = off+n, length-n
+	}
+	return nil
+}
+
+func (s *saver) piece(h *heldSlab, tensor int, off, length int64, use func([]byte)) error {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	if err := h.holds(); err != nil {
+		return err
+	}
+	b := h.slab.Tensor(tensor)
+	if off < 0 || off > int64(len(b))-length {
+		return fmt.Errorf("tensor %d has %d bytes, not %d from %d", tensor, len(b), length, off)
+	}
+	use(b[off : off+length])
+	return h.holds()
+}
+
+// holds says why the slab cannot be read as the state of its label any more. The saver's lock is held.
+func (h *heldSlab) holds() error {
+	if h.gone || h.owner != nil && h.owner.retired.Load() {
+		return fmt.Errorf("the slab of %s is here no more: %w", h.label, errNotYet)
+	}
+	if labels := wholeLabels(h.slab); len(labels) == 0 || labels[0] != h.label {
+		return fmt.Errorf("the slab of %s was filled anew: %w", h.label, errNotYet)
+	}
+	return nil
+}
+
+// slabSource reads a slab for the store, and counts what was read: that is the progress of a save.
+type slabSource struct {
+	saver *saver
+	held  *heldSlab
+	read  *atomic.Int64
+}
+
+// Layout lists the tensors.
+func (x slabSource) Layout() []phalanx.TensorInfo { return x.held.layout }
+
+// ReadAt copies bytes of a tensor.
+func (x slabSource) ReadAt(tensor int, off int64, p []byte) error {
+	x.read.Add(int64(len(p)))
+	return x.saver.copyOut(x.held, tensor, off, p)
+}
+
+// serveSlab reads from the slab with the wanted label: the present life's or an earlier one's.
+func (s *saver) serveSlab(ctx context.Context, q stateQuery, use func([]byte) error) error {
+	answer := make(chan *heldSlab, 1) // 1: the loop answers once
+	s.d.post(func() {
+		h := s.find(q.label.Step, q.label.Coordinate)
+		if h != nil && h.label != q.label {
+			h = nil
+		}
+		answer <- h
+	})
+	var h *heldSlab
+	select {
+	case h = <-answer:
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	if h == nil {
+		return fmt.Errorf("no slab of %s here: %w", q.label, errNotYet)
+	}
+	if q.tensor < 0 {
+		b, err := s.digestsOf(h)
+		if err != nil {
+			return err
+		}
+		return use(b)
+	}
+	b := make([]byte, q.length)
+	if err := s.copyOut(h, q.tensor, q.off, b); err != nil {
+		return err
+	}
+	return use(b)
+}
+
+// digestsOf are the digests of all tensors. Those of a slab that does not change any more are computed once.
+func (s *saver) digestsOf(h *heldSlab) ([]byte, error) {
+	s.digesting.Lock() // one at a time; the others find it done
+	defer s.digesting.Unlock()
+	if h.digests != nil {
+		return h.digests, nil
+	}
+	out := make([]byte, 0, len(h.layout)*digestSize)
+	for i, t := range h.layout {
+		x := kernels.NewTensorHasher(0, t.Name, t.DType, t.Shape)
+		if err := s.pieces(h, i, 0, t.Bytes(), func(b []byte) { x.Write(b) }); err != nil {
+			return nil, err
+		}
+		d := x.Sum()
+		out = binary.LittleEndian.AppendUint64(binary.LittleEndian.AppendUint64(out, d[0]), d[1])
+	}
+	h.digests = out
+	return out, nil
+}
+
+// oldKey is what the search for an old slab depends on besides the files.
+type oldKey struct {
+	life    phalanx.Incarnation
+	tensors int
+}
+
+// findOld maps the newest whole slab of an earlier life, until the present life has one of its own.
+func (s *saver) findOld() {
+	d := s.d
+	if d.life == nil || len(d.state.State) == 0 {
+		return
+	}
+	if labels := d.life.slabLabels(); len(labels) > 0 && s.old != nil && labels[0].Step >= s.old.label.Step {
+		s.drop()
+		return
+	}
+	if key := (oldKey{d.life.who.Incarnation, len(d.state.State)}); d.renamed || key != s.sought {
+		s.sought = key
+	} else {
+		return // nothing has come since the last look
+	}
+	lives := d.paths.Lives(d.cfg.Index)
+	for i := len(lives) - 1; i >= 0; i-- {
+		n := lives[i]
+		if n >= d.life.who.Incarnation {
+			continue
+		}
+		if s.old != nil && s.old.life >= n {
+			return
+		}
+		o, err := openOldSlab(d.paths, d.cfg.Index, n, d.state.State)
+		if err != nil {
+			continue // none, or torn by its trainer's death
+		}
+		if s.old != nil && s.old.label.Step >= o.label.Step {
+			_ = o.region.Unmap()
+			return
+		}
+		s.drop()
+		s.old = o
+		d.dirty = true
+		return
+	}
+}
+
+// drop lets the slab of an earlier life go.
+func (s *saver) drop() {
+	if s.old == nil {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.old.gone = true
+	_ = s.old.region.Unmap()
+	s.old = nil
+}
+
+func openOldSlab(paths Paths, index int, n phalanx.Incarnation, layout []phalanx.TensorInfo) (*heldSlab, error) {
+	place, err := wire.LayoutSlab(layout)
+	if err != nil {
+		return nil, err
+	}
+	r, err := paths.memory.OpenRegion(paths.Shared(index, n, "slab"), false)
+	if err != nil {
+		return nil, err
+	}
+	slab, err := wire.NewSlab(r.Bytes(), place)
+	if err == nil {
+		h, seq := slab.ReadHeader()
+		if seq > 0 && h.State == wire.SlabStateFull && h.LayoutHash == place.Hash {
+			return &heldSlab{life: n, label: h.Label(), region: r, slab: slab, layout: layout}, nil
+		}
+		err = errors.New("the slab is not whole")
+	}
+	return nil, errors.Join(err, r.Unmap())
+}
+
+// needs reports whether the files of an earlier life hold a slab that is still the only copy.
+func (s *saver) needs(n phalanx.Incarnation) bool {
+	return s.old != nil && s.old.life == n
+}
