@@ -189,6 +189,7 @@ var points = []point{
 	{"commit-object", saving, leader, nil},
 	{"publish-committed", saving, leader, nil},
 	{"published", saving, leader, nil},
+	{"level-reached", saving, leader, nil},
 
 	{"trainer-death-seen", losing, loser, nil},
 	{"seal-round-begun", losing, leader, nil},
@@ -243,6 +244,7 @@ var elsewhere = map[string]string{
 	"rolled-forward":   "TestRollForwardAfterALostVote",
 	"refusing":         "TestRefusalSurvives",
 	"refused":          "TestRefusalSurvives",
+	"slab-served":      "TestMixedSources",
 	"share-taken-over": "TestHostWithoutItsStore",
 	"plain-start":      "TestPlainDaemonDiesAtStart",
 }

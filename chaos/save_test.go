@@ -77,6 +77,9 @@ func TestHostWithoutItsStore(t *testing.T) {
 	a.untilReached("share-taken-over")
 	s = a.until("four ranks train on", both(whole(4), at(s.Step+5)))
 	a.until("a later step is published", func(n *node.Status) bool { return n.Published != nil && n.Published.Step > s.Step+20 })
+	if s = a.until("it is in the memory of two hosts", func(n *node.Status) bool { return n.Saves.Levels.Memory != nil }); s.Saves.Levels.Local == nil || s.Saves.Levels.Durable == nil {
+		t.Errorf("levels: %+v", s.Saves.Levels)
+	}
 	finishBoth(a, b)
 	if a.said("a share of a save is taken over")+b.said("a share of a save is taken over") == 0 {
 		t.Error("no share was taken over")
@@ -158,6 +161,9 @@ func TestStagedStateIsWrittenWithoutItsTrainer(t *testing.T) {
 	if s.Generation < 2 || !strings.Contains(s.Published.Folder, fmt.Sprintf("/step-%d-g2-", step)) && !strings.Contains(s.Published.Folder, fmt.Sprintf("/step-%d-g3-", step)) {
 		t.Errorf("in generation %d: published in %s", s.Generation, s.Published.Folder)
 	}
+	if l := s.Saves.Levels; l.Local == nil || l.Local.Step < step || l.Memory != nil || l.Durable.Step != step {
+		t.Errorf("levels on one host: %+v", l)
+	}
 	for _, m := range s.Members {
 		if m.Member == lost.Member {
 			continue
@@ -176,5 +182,36 @@ func TestStagedStateIsWrittenWithoutItsTrainer(t *testing.T) {
 	}
 	j.until("three ranks train again", both(whole(3), replaced(lost)))
 	j.end()
+	j.finish()
+}
+
+// TestMixedSources: everything is killed and one member's slab is all that is left in memory of a published step. The others read it, its
+// daemon dies in that, and they read the rest from the store.
+func TestMixedSources(t *testing.T) {
+	t.Parallel()
+	j := newSmallArmedJob(t, 3, 100, 40*time.Millisecond)
+	j.flags = []string{"--save-every", "40"}
+	j.run()
+	s := j.until("a checkpoint is published and training goes on", func(s *node.Status) bool {
+		return s.Published != nil && s.Step >= s.Published.Step+5
+	})
+	j.killAll()
+	for _, index := range []int{0, 1} {
+		if err := os.Remove(node.NewPaths(j.dir, "").Shared(index, 1, "slab")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	j.forget()
+	j.arm("slab-served", 0)
+	j.run()
+	j.untilReached("slab-served")
+	s = j.until("it trains again", both(whole(3), at(s.Step)))
+	if s.Branch != 1 {
+		t.Errorf("branch %d: somebody was taken out while it healed", s.Branch)
+	}
+	if j.said("heals the rest from the store") == 0 {
+		t.Error("nobody has healed from a slab and from the store")
+	}
+	j.history.allowed = "everything was killed"
 	j.finish()
 }

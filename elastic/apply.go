@@ -62,6 +62,8 @@ func (s *State) apply(c Command) error {
 		return s.activate(c)
 	case PublishCheckpoint:
 		return s.publish(c)
+	case ReachLevel:
+		return s.reach(c)
 	case Quarantine:
 		return s.mark(c.Member, Quarantined, c.Evidence.String())
 	case Lift:
@@ -226,6 +228,7 @@ func (s *State) rewind(c Rewind) error {
 		return err
 	}
 	s.recordRewind(RewindRecord{c.World.Generation, c.Branch, c.Floor.Step, c.Source.Kind, c.Cause})
+	s.abandonLevels()
 	return nil
 }
 

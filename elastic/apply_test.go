@@ -97,7 +97,13 @@ func TestRefusals(t *testing.T) {
 		"publish a label of the future": {func(*State) Command {
 			return PublishCheckpoint{Published{Step: 3, Labels: []phalanx.Label{made(3, 2)}, Commit: 1}}
 		}, "lineage"},
-		"publish half a state": {func(*State) Command { return PublishCheckpoint{Published{Step: 3, Commit: 1}} }, "illegal"},
+		"reach no level":              {func(*State) Command { return ReachLevel{Reached: Reached{Step: 3, Generation: made(3, 1).Generation}} }, "illegal"},
+		"reach a level with the seed": {func(*State) Command { return ReachLevel{Level: LevelLocal} }, "illegal"},
+		"reach a level from the future": {func(*State) Command {
+			return ReachLevel{Level: LevelLocal, Reached: Reached{Step: 3, Generation: made(3, 2).Generation}}
+		}, "lineage"},
+		"reach a level made by nobody": {func(*State) Command { return ReachLevel{Level: LevelLocal, Reached: Reached{Step: 3}} }, "lineage"},
+		"publish half a state":         {func(*State) Command { return PublishCheckpoint{Published{Step: 3, Commit: 1}} }, "illegal"},
 	} {
 		s := inPhase(t, "running")
 		after, err := s.Apply(c.command(s))

@@ -188,6 +188,15 @@ func checkHistory(s *State) (errs []error) {
 			}
 		}
 	}
+	local, memory := s.Levels.Local, s.Levels.Memory
+	for _, r := range []*Reached{local, memory} {
+		if r != nil && (r.Step == 0 || r.Generation.IsZero() || s.World.Generation.Less(r.Generation) || !s.OfLineage(r.label())) {
+			wrong("level of %s, which is not of the lineage", r.label())
+		}
+	}
+	if memory != nil && (local == nil || local.Step < memory.Step) {
+		wrong("step %d is in the memory of two hosts and not in that of one", memory.Step)
+	}
 	if len(s.Published) > MaxPublished {
 		wrong("%d published checkpoints are named", len(s.Published))
 	}
@@ -240,6 +249,11 @@ func CheckStep(before, after *State) error {
 			wrong("%s was gone and is %s", m.Incarnate, m.State)
 		case m.Incarnation > old.Incarnation && old.State != Gone && old.State != Quarantined:
 			wrong("%s took the place of %s, which was %s", m.Incarnate, old.Incarnate, old.State)
+		}
+	}
+	for _, pair := range [][2]*Reached{{before.Levels.Local, after.Levels.Local}, {before.Levels.Memory, after.Levels.Memory}} {
+		if old, now := pair[0], pair[1]; old != nil && (now == nil || now.Step < old.Step) && after.OfLineage(old.label()) {
+			wrong("level of step %d fell", old.Step)
 		}
 	}
 	if before.Phase == Finished && after.Phase != Finished || before.ended() && !after.ended() && after.Phase != Finished && !resumed(before, after) {

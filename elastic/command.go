@@ -174,6 +174,8 @@ func DecodeCommand(b []byte) (Command, error) {
 		return decodeBody[Activate](e)
 	case "publish_checkpoint":
 		return decodeBody[PublishCheckpoint](e)
+	case "reach_level":
+		return decodeBody[ReachLevel](e)
 	case "quarantine":
 		return decodeBody[Quarantine](e)
 	case "lift":

@@ -13,7 +13,7 @@ import (
 )
 
 // commandTypes holds a zero command of every kind.
-var commandTypes = []Command{AdmitMembers{}, EvictMembers{}, FormGeneration{}, Rewind{}, Activate{}, PublishCheckpoint{}, Quarantine{}, Lift{}, Drain{}, Resize{}, Halt{}, Resume{}, Done{}}
+var commandTypes = []Command{AdmitMembers{}, EvictMembers{}, FormGeneration{}, Rewind{}, Activate{}, PublishCheckpoint{}, ReachLevel{}, Quarantine{}, Lift{}, Drain{}, Resize{}, Halt{}, Resume{}, Done{}}
 
 // fillIn gives every exported field below v a value that is not zero.
 func fillIn(v reflect.Value, r *rand.Rand) {

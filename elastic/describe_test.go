@@ -54,6 +54,8 @@ func describeCommand(c Command, after *State) string {
 		return fmt.Sprintf("activate %s", c.Generation)
 	case PublishCheckpoint:
 		return fmt.Sprintf("publish step %d as commit %d", c.Step, c.Commit)
+	case ReachLevel:
+		return fmt.Sprintf("step %d reaches level %s", c.Step, c.Level)
 	case Drain:
 		return fmt.Sprintf("drain %s: %s is %s", c.Member, c.Member, after.Member(c.Member).State)
 	case Halt:

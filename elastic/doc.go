@@ -35,6 +35,7 @@
 //	Rewind              ok       ok       ok       ok       illegal  illegal
 //	Activate            illegal  ok       illegal  illegal  illegal  illegal
 //	PublishCheckpoint   illegal  ok       ok       ok       ok       ok
+//	ReachLevel          illegal  ok       ok       ok       illegal  illegal
 //	Quarantine          ok       ok       ok       ok       ok       illegal
 //	Lift                ok       ok       ok       ok       ok       illegal
 //	Drain               ok       ok       ok       ok       ok       illegal

@@ -202,6 +202,13 @@ func (s *State) AppendKey(dst []byte, order []phalanx.MemberID) []byte {
 			dst = AppendLabel(dst, l)
 		}
 	}
+	for _, r := range []*Reached{s.Levels.Local, s.Levels.Memory} {
+		if r == nil {
+			dst = append(dst, 0)
+			continue
+		}
+		dst = appendGeneration(binary.AppendUvarint(append(dst, 1), uint64(r.Step)), r.Generation)
+	}
 	if s.Kill != nil {
 		dst = binary.AppendUvarint(binary.AppendUvarint(append(dst, 1), uint64(s.Kill.Step)), uint64(s.Kill.Slot))
 	} else {

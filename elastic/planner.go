@@ -344,7 +344,7 @@ func (p Planner) open(s *State, f *Facts) Plan {
 func (p Planner) origin(s *State, f *Facts, live bool) (Floor, Source) {
 	best, source := InitialFloor(s.GroupSize()), Source{Kind: FromSeed}
 	if pub := f.Store.Published; pub != nil && pub.Step > 0 && len(pub.Labels) == s.GroupSize() && s.OfLineage(pub.Labels[0]) {
-		best, source = Floor{pub.Step, slices.Clone(pub.Labels)}, Source{Kind: FromStore, Commit: pub.Commit}
+		best, source = Floor{pub.Step, slices.Clone(pub.Labels)}, Source{Kind: FromStore, Commit: pub.Commit, Holders: slabsOf(s, f, pub.Labels)}
 	}
 	if floor, holders, ok := newestCopies(s, f, FromSlab); ok && floor.Step > best.Step {
 		best, source = floor, Source{Kind: FromSlab, Holders: holders}
@@ -367,6 +367,19 @@ func startsAnew(s *State, f *Facts, source Source) (Plan, bool) {
 		why += fmt.Sprintf("; the newest is step %d in %s", n.Step, n.Folder)
 	}
 	return Plan{Command: Halt{HaltReason{Kind: Unreadable, Words: why}, f.UnixNS}, Why: why}, true
+}
+
+// slabsOf are the connected members that hold some coordinate of a state in slabs. Who reads it from the store asks them first.
+func slabsOf(s *State, f *Facts, labels []phalanx.Label) []phalanx.MemberID {
+	var out []phalanx.MemberID
+	for i := range f.Members {
+		m := &f.Members[i]
+		if m.Connected && !m.Dead && s.Member(m.Member) != nil && slices.ContainsFunc(m.Slabs, func(l phalanx.Label) bool { return slices.Contains(labels, l) }) {
+			out = append(out, m.Member)
+		}
+	}
+	slices.SortFunc(out, phalanx.CompareMemberIDs)
+	return out
 }
 
 // newestCopies finds the newest step of the lineage of which connected members hold every coordinate, all made by one

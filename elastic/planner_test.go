@@ -5,6 +5,7 @@ package elastic
 import (
 	"fmt"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 
@@ -256,6 +257,30 @@ func TestWaitsForEverySeat(t *testing.T) {
 	f.LeaseOut = true
 	if c, ok := s.planner.Plan(s.state(), f).Command.(FormGeneration); !ok || c.World.Size() != 0 || len(c.Evictions) != 2 || c.Halt == nil {
 		t.Errorf("with nobody left: %+v", c)
+	}
+}
+
+// TestStoreAndSlabs: what is published and still in slabs of members is read from both.
+func TestStoreAndSlabs(t *testing.T) {
+	s := plant(t, 1, 3, 2, "a/0", "b/0")
+	rest(t, s)
+	f := s.facts()
+	at := f.Members[0].Possession.Label
+	if at.Step == 0 {
+		t.Fatal("nothing is trained")
+	}
+	f.Store.Published = &Published{Step: at.Step, Labels: []phalanx.Label{at}, Commit: 7}
+	older := at
+	older.Step--
+	f.Members[0].Slabs = []phalanx.Label{older}
+	f.Members[1].Slabs = []phalanx.Label{older, at}
+	floor, source := s.planner.origin(s.state(), f, false)
+	if floor.Step != at.Step || source.Kind != FromStore || source.Commit != 7 || !slices.Equal(source.Holders, []phalanx.MemberID{"b/0"}) {
+		t.Errorf("floor %d from %+v", floor.Step, source)
+	}
+	f.Members[1].Connected = false
+	if _, source := s.planner.origin(s.state(), f, false); len(source.Holders) != 0 {
+		t.Errorf("from %+v", source)
 	}
 }
 

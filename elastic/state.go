@@ -45,6 +45,7 @@ type State struct {
 	Members      []Member             `json:"members"`             // by CompareMemberIDs
 	Rewinds      []RewindRecord       `json:"rewinds,omitempty"`   // oldest first: both generation and source only rise
 	Published    []Published          `json:"published,omitempty"` // oldest first
+	Levels       ReachedLevels        `json:"levels"`
 	Kill         *Kill                `json:"kill,omitempty"`
 	Transitions  []Transition         `json:"transitions,omitempty"`
 	Done         *Done                `json:"done,omitempty"`

@@ -287,6 +287,9 @@ var tableCommands = []func(*State) Command{
 		l := phalanx.Label{Step: 3, Generation: s.World.Generation, Digest: phalanx.Digest{1, 1}}
 		return PublishCheckpoint{Published{Step: 3, Generation: l.Generation, Labels: []phalanx.Label{l}, Commit: 1}}
 	},
+	func(s *State) Command {
+		return ReachLevel{Level: LevelMemory, Reached: Reached{Step: 3, Generation: s.World.Generation}}
+	},
 	func(*State) Command { return Quarantine{Member: "c/0"} },
 	func(*State) Command { return Lift{Member: "d/0"} },
 	func(*State) Command { return Drain{Member: "c/0"} },

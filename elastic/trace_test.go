@@ -198,6 +198,12 @@ func (p *player) whole(verb string, args []string) (bool, error) {
 		if !s.publish(uint64(len(s.stored) + 1)) {
 			return true, errors.New("nothing to publish")
 		}
+	case "reach": // reach LEVEL: the newest whole state is staged
+		floor, _, ok := newestCopies(s.state(), s.facts(), FromLive)
+		if !ok {
+			return true, errors.New("no state is whole")
+		}
+		s.append(ReachLevel{Level: Level(args[0]), Reached: Reached{Step: floor.Step, Generation: floor.Labels[0].Generation}})
 	case "publish-late": // a save of the step that a lost trainer had staged is published now
 		l := phalanx.Label{}
 		for _, o := range s.made {

@@ -384,6 +384,8 @@ func (a *arbiter) propose(c elastic.Command, why string) {
 		failpoint.Here("activating")
 	case elastic.Done:
 		failpoint.Here("finishing")
+	case elastic.ReachLevel:
+		failpoint.Here("level-reached")
 	}
 	d := a.d
 	d.log.Debug("proposes", "command", fmt.Sprintf("%T", c), "why", why)

@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"phalanx"
-	"phalanx/ckpt"
 	"phalanx/ckpt/peer"
 	"phalanx/client/wire"
 	"phalanx/elastic"
@@ -137,7 +136,7 @@ func (h *healing) read(ctx context.Context, world phalanx.World, s *elastic.Stat
 	case elastic.FromStore:
 		digests, err = h.fromStore(ctx, world)
 	case elastic.FromLive, elastic.FromSlab:
-		digests, err = h.fromMembers(ctx, world)
+		digests, err = h.fetch(ctx, world, h.do.Source.Kind, live{h, ctx}, nil)
 	case elastic.FromSeed:
 		err = fmt.Errorf("the trainer is not at the initial state of the seed")
 	default:
@@ -159,39 +158,6 @@ func (h *healing) read(ctx context.Context, world phalanx.World, s *elastic.Stat
 	failpoint.Here("heal-end-written")
 	h.d.ringTrainer()
 	return nil
-}
-
-func (h *healing) fromStore(ctx context.Context, world phalanx.World) ([]phalanx.Digest, error) {
-	record, err := recordOf(ctx, h.d.store, h.d.cfg.Job, h.do.Source.Commit)
-	if err != nil {
-		return nil, err
-	}
-	cp, err := ckpt.Open(ctx, h.d.store, record.Commit)
-	if err != nil {
-		return nil, fmt.Errorf("open checkpoint %d: %w", h.do.Source.Commit, err)
-	}
-	if seat := world.SeatOf(h.life.who.Member); seat != nil && seat.Rank == 0 { // one for all
-		h.d.holdForRestore(ctx, h.do.Source.Commit)
-	}
-	st := cp.State(h.do.Label.Coordinate)
-	if st == nil {
-		return nil, fmt.Errorf("checkpoint %d has no coordinate %d", h.do.Source.Commit, h.do.Label.Coordinate)
-	}
-	if seat := world.SeatOf(h.life.who.Member); seat != nil {
-		st = st.ForRank(seat.Rank)
-	}
-	if diff := ckpt.CompareLayouts(st.Layout(), h.life.layout); !diff.Empty() {
-		return nil, fmt.Errorf("checkpoint %d does not fit the trainer's state: %s", h.do.Source.Commit, diff)
-	}
-	index, digests, err := byName(st.Layout(), st.Digests(), h.life.layout)
-	if err != nil {
-		return nil, err
-	}
-	reads, err := ckpt.PlanReads(st.Manifest, nil)
-	if err != nil {
-		return nil, err
-	}
-	return digests, st.Restore(ctx, reads, 0, renamed{h, index, ctx})
 }
 
 // byName orders stored digests like the trainer's tensors and maps stored indexes to the trainer's.
@@ -218,14 +184,18 @@ func (r renamed) Write(tensor int, off int64, p []byte) error {
 	return r.h.write(r.ctx, r.index[tensor], off, p)
 }
 
-func (h *healing) fromMembers(ctx context.Context, world phalanx.World) ([]phalanx.Digest, error) {
+// fetch reads the state from the source's holders: from their trainers or, with kind FromSlab, from slabs. agreed may refuse what
+// the holders say that they have, before the first byte.
+func (h *healing) fetch(ctx context.Context, world phalanx.World, kind elastic.SourceKind, sink peer.Sink, agreed func([]phalanx.Digest) error) ([]phalanx.Digest, error) {
+	do := h.do
+	do.Source.Kind = kind
 	var donors []peer.Donor
-	for _, id := range h.do.Source.Holders {
+	for _, id := range do.Source.Holders {
 		seat := world.SeatOf(id)
-		if id == h.life.who.Member && h.do.Source.Kind == elastic.FromLive {
+		if id == h.life.who.Member && kind == elastic.FromLive {
 			continue
 		}
-		if h.do.Source.Kind == elastic.FromLive && seat != nil && seat.Coordinate != h.do.Label.Coordinate {
+		if kind == elastic.FromLive && seat != nil && seat.Coordinate != do.Label.Coordinate {
 			continue
 		}
 		addr := ""
@@ -241,12 +211,12 @@ func (h *healing) fromMembers(ctx context.Context, world phalanx.World) ([]phala
 		if seat != nil {
 			who = seat.Incarnate
 		}
-		donors = append(donors, &donor{d: h.d, who: who, addr: addr, do: h.do, tensors: len(h.life.layout)})
+		donors = append(donors, &donor{d: h.d, who: who, addr: addr, do: do, tensors: len(h.life.layout)})
 	}
 	if len(donors) == 0 {
-		return nil, fmt.Errorf("nobody of %v can be reached for %s", h.do.Source.Holders, h.do.Label)
+		return nil, fmt.Errorf("nobody of %v can be reached for %s", do.Source.Holders, do.Label)
 	}
-	report, err := peer.Fetch(ctx, donors, h.life.layout, live{h, ctx}, peer.Options{ChunkBytes: ringChunk, ReadTimeout: 10 * time.Second})
+	report, err := peer.Fetch(ctx, donors, h.life.layout, sink, peer.Options{ChunkBytes: ringChunk, ReadTimeout: 10 * time.Second, Agreed: agreed})
 	if err != nil {
 		return nil, fmt.Errorf("heal from %d members: %w", len(donors), err)
 	}

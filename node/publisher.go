@@ -35,7 +35,9 @@ type publisher struct {
 	wanted   phalanx.Step // asked for by a stop; 0: none
 	tried    phalanx.Step // newest step of which a save was begun, and when the first one was
 	triedAt  time.Time
-	pruning  bool // retention is at work
+	pruning  bool         // retention is at work
+	local    phalanx.Step // newest step that was seen local, and since when
+	localAt  time.Time
 }
 
 // saveRecord is how saves went of late. The leader tells it with every save, so that the next leader knows.
@@ -100,6 +102,7 @@ func (p *publisher) due(now time.Time) saveDue {
 
 // tick announces the next save when none is under way, and looks after the one that is.
 func (p *publisher) tick(now time.Time) {
+	p.levels(now)
 	s := p.d.state
 	if p.d.plain != nil || p.d.lead == nil || s.Spec == nil || s.World.Size() == 0 || s.Phase == elastic.Halted || s.Phase == elastic.Finished || p.busy || now.Before(p.retry) {
 		return
@@ -198,9 +201,13 @@ func (p *publisher) attend(now time.Time) {
 	}
 }
 
-// keepers are the connected members that have the state of the save in a slab.
+// keepers are the connected members that have the state of the save in a slab: all of them may write any share, unless ranks have
+// tensors of their own, which nobody else holds.
 func (p *publisher) keepers() []keeper {
 	s := p.d.state
+	if perRank(s.State) {
+		return nil
+	}
 	var out []keeper
 	for id, v := range p.d.lead.members {
 		if v.report == nil || !v.local && v.conn == nil {

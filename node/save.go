@@ -41,6 +41,7 @@ type saver struct {
 	plan    *ckpt.Plan    // of the newest write
 	planned planKey
 
+	own       *heldSlab // that of the present life, when it was last looked for
 	old       *heldSlab // the newest whole slab of an earlier life
 	sought    oldKey    // for what it was looked for last
 	mu        sync.RWMutex
@@ -88,6 +89,9 @@ func (s *saver) next() {
 		rank := s.queue[0]
 		seat := s.d.state.World.Seats[rank]
 		held := s.find(s.attempt.Step, seat.Coordinate)
+		if seat.Member != l.who.Member && perRank(s.d.state.State) {
+			held = nil // it has tensors of its own
+		}
 		switch {
 		case held != nil:
 			s.queue = s.queue[1:]
@@ -178,6 +182,11 @@ func (s *saver) write(rank phalanx.Rank, held *heldSlab) {
 			s.next()
 		})
 	})
+}
+
+// perRank reports whether ranks have tensors of their own.
+func perRank(layout []phalanx.TensorInfo) bool {
+	return slices.ContainsFunc(layout, func(t phalanx.TensorInfo) bool { return t.PerRank })
 }
 
 // idle reports whether no share is waited for.

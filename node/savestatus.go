@@ -5,6 +5,9 @@ package node
 import (
 	"fmt"
 	"time"
+
+	"phalanx"
+	"phalanx/elastic"
 )
 
 // String is the policy as --save-failure has it.
@@ -16,6 +19,30 @@ func (f SaveFailure) String() string {
 		return "halt-older=" + f.Older.String()
 	}
 	return "continue"
+}
+
+// levels are the newest steps at each level. Whether one is still held the leader alone can tell.
+func (s *saver) levels(now time.Time) LevelsStatus {
+	d := s.d
+	one := func(r *elastic.Reached, held phalanx.Step) *LevelStatus {
+		if r == nil {
+			return nil
+		}
+		out := &LevelStatus{Step: r.Step, Age: max(0, now.Sub(time.Unix(0, r.UnixNS)).Seconds())}
+		if d.lead != nil {
+			out.Held = held >= r.Step
+		}
+		return out
+	}
+	var local, memory phalanx.Label
+	if d.lead != nil {
+		local, memory = stagedLevels(d.lead.holdings(), d.state.GroupSize())
+	}
+	out := LevelsStatus{Local: one(d.state.Levels.Local, local.Step), Memory: one(d.state.Levels.Memory, memory.Step)}
+	if p := d.state.NewestPublished(); p != nil {
+		out.Durable = &LevelStatus{Step: p.Step, Age: max(0, now.Sub(time.Unix(0, p.UnixNS)).Seconds()), Held: true}
+	}
+	return out
 }
 
 // status is what status says about saves, nil without the step protocol.
@@ -32,6 +59,7 @@ func (s *saver) status(now time.Time) *SavesStatus {
 	if !since.IsZero() {
 		out.Age = max(0, now.Sub(since).Seconds())
 	}
+	out.Levels = s.levels(now)
 	p := s.pub
 	if p == nil || p.attempt == nil {
 		return out

@@ -170,6 +170,8 @@ func (d *Daemon) handleState(w http.ResponseWriter, r *http.Request) {
 	case err == nil:
 	case errors.Is(err, errNotYet):
 		http.Error(w, err.Error(), http.StatusConflict)
+	case errors.Is(err, errNoSlab):
+		http.Error(w, err.Error(), http.StatusNotFound)
 	case errors.Is(err, phalanx.ErrStaleGeneration):
 		http.Error(w, err.Error(), http.StatusGone)
 	default:

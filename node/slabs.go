@@ -11,11 +11,15 @@ import (
 
 	"phalanx"
 	"phalanx/client/wire"
+	"phalanx/internal/failpoint"
 	"phalanx/kernels"
 )
 
 // slabPiece is how many bytes of a slab are copied at a time under the lock that keeps slabs mapped: the loop takes it too.
 const slabPiece = 1 << 20
+
+// errNoSlab: the wanted state is not in a slab here, and will not be: the reader looks elsewhere.
+var errNoSlab = errors.New("not in host memory")
 
 // heldSlab is a whole staged state in memory of this host that outlives its trainer: that of the present life, which owns
 // its memory, or that of an earlier life, whose memory is the saver's.
@@ -28,6 +32,14 @@ type heldSlab struct {
 	slab    *wire.Slab
 	layout  []phalanx.TensorInfo
 	digests []byte // of all tensors, once somebody asked
+	served  atomic.Int64
+}
+
+func (h *heldSlab) bytes() (n int64) {
+	for _, t := range h.layout {
+		n += t.Bytes()
+	}
+	return n
 }
 
 // slabs are the labels of the whole states in this host's memory that outlive the trainer.
@@ -50,7 +62,10 @@ func (s *saver) find(step phalanx.Step, coordinate int) *heldSlab {
 	if l := s.d.life; l != nil && l.slabs != nil {
 		for _, label := range l.slabLabels() {
 			if fits(label) {
-				return &heldSlab{owner: l, life: l.who.Incarnation, label: label, slab: l.slabs, layout: l.layout}
+				if s.own == nil || s.own.owner != l || s.own.label != label {
+					s.own = &heldSlab{owner: l, life: l.who.Incarnation, label: label, slab: l.slabs, layout: l.layout}
+				}
+				return s.own
 			}
 		}
 	}
@@ -100,10 +115,10 @@ func (s *saver) piece(h *heldSlab, tensor int, off, length int64, use func([]byt
 // holds says why the slab cannot be read as the state of its label any more. The saver's lock is held.
 func (h *heldSlab) holds() error {
 	if h.gone || h.owner != nil && h.owner.retired.Load() {
-		return fmt.Errorf("the slab of %s is here no more: %w", h.label, errNotYet)
+		return fmt.Errorf("the slab of %s is here no more: %w", h.label, errNoSlab)
 	}
 	if labels := wholeLabels(h.slab); len(labels) == 0 || labels[0] != h.label {
-		return fmt.Errorf("the slab of %s was filled anew: %w", h.label, errNotYet)
+		return fmt.Errorf("the slab of %s was filled anew: %w", h.label, errNoSlab)
 	}
 	return nil
 }
@@ -141,7 +156,7 @@ func (s *saver) serveSlab(ctx context.Context, q stateQuery, use func([]byte) er
 		return ctx.Err()
 	}
 	if h == nil {
-		return fmt.Errorf("no slab of %s here: %w", q.label, errNotYet)
+		return fmt.Errorf("no slab of %s here: %w", q.label, errNoSlab)
 	}
 	if q.tensor < 0 {
 		b, err := s.digestsOf(h)
@@ -154,7 +169,13 @@ func (s *saver) serveSlab(ctx context.Context, q stateQuery, use func([]byte) er
 	if err := s.copyOut(h, q.tensor, q.off, b); err != nil {
 		return err
 	}
-	return use(b)
+	if err := use(b); err != nil {
+		return err
+	}
+	if h.served.Add(q.length) >= h.bytes()/2 {
+		failpoint.Here("slab-served")
+	}
+	return nil
 }
 
 // digestsOf are the digests of all tensors. Those of a slab that does not change any more are computed once.

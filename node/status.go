@@ -49,7 +49,24 @@ type SavesStatus struct {
 	Failures      int          `json:"consecutive_failures"`
 	Trouble       string       `json:"last_trouble,omitempty"` // of the newest save that failed
 	Policy        string       `json:"policy"`                 // --save-failure
-	Under         *SaveStatus  `json:"under_way,omitempty"`    // known to the leader alone
+	Levels        LevelsStatus `json:"levels"`
+	Under         *SaveStatus  `json:"under_way,omitempty"` // known to the leader alone
+}
+
+// LevelsStatus are the newest steps that have reached a level: in host memory that outlives trainers, in that of two hosts,
+// published.
+type LevelsStatus struct {
+	Local   *LevelStatus `json:"local,omitempty"`
+	Memory  *LevelStatus `json:"memory,omitempty"`
+	Durable *LevelStatus `json:"durable,omitempty"`
+}
+
+// LevelStatus is one of them.
+type LevelStatus struct {
+	Step phalanx.Step `json:"step"`
+	Age  float64      `json:"age_seconds"` // since it was reached
+	// Held: it is at this level now, or a newer step is. The next save overwrites slabs. Known to the leader alone.
+	Held bool `json:"held"`
 }
 
 // SaveStatus is the save under way.

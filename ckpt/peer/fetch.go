@@ -64,6 +64,8 @@ type Options struct {
 	Parallel   int   // reads in flight at one donor, 2
 	// ReadTimeout is how long one read, or one donor's digests, may take before the donor counts as failed, 10 s.
 	ReadTimeout time.Duration
+	// Agreed is asked with the digests that the donors agree on before the first byte is read; its error ends the fetch.
+	Agreed func(digests []phalanx.Digest) error
 	// Verify compares what the sink holds with the donors' digests, in layout order. nil: the caller does it afterwards.
 	Verify func(ctx context.Context, digests []phalanx.Digest) error
 }
@@ -106,6 +108,11 @@ func Fetch(ctx context.Context, donors []Donor, layout []phalanx.TensorInfo, sin
 		return Report{Shares: f.shares}, err
 	}
 	report := Report{Digests: digests, Shares: f.shares}
+	if o.Agreed != nil {
+		if err := o.Agreed(digests); err != nil {
+			return report, err
+		}
+	}
 	if err := f.run(ctx); err != nil {
 		return report, err
 	}

@@ -116,6 +116,18 @@ func printSaves(w io.Writer, s *node.SavesStatus) {
 	if s == nil {
 		return
 	}
+	var levels []string
+	for _, l := range []struct {
+		name string
+		at   *node.LevelStatus
+	}{{"local", s.Levels.Local}, {"memory", s.Levels.Memory}, {"durable", s.Levels.Durable}} {
+		if l.at != nil {
+			levels = append(levels, fmt.Sprintf("%s %d (%s)", l.name, l.at.Step, time.Duration(l.at.Age*float64(time.Second)).Truncate(time.Second)))
+		}
+	}
+	if len(levels) > 0 {
+		fmt.Fprintf(w, "newest steps by level and age: %s\n", strings.Join(levels, "  "))
+	}
 	if x := s.Under; x != nil && !x.Waiting {
 		fmt.Fprintf(w, "saves step %d: %d of %d shares stored in %.1f s", x.Step, x.Stored, x.Shares, x.Seconds)
 		if x.TakenOver > 0 {

@@ -44,6 +44,7 @@ type Config struct {
 	Opening bool // begins with an empty log: members start at any time
 	Finish  bool // the last step ends the job
 	Publish int  // checkpoints at most
+	Reach   int  // entries at most that tell of a level
 	Late    int  // entries at most that late leaders have computed and not proposed yet
 	Fine    bool // forming, leaving and the optimizer take time too, and each vote is heard by itself
 
@@ -117,7 +118,7 @@ func (c Config) Bounds() string {
 	for _, k := range []struct {
 		on   bool
 		name string
-	}{{c.Planned, "planned changes"}, {c.Publish > 0, fmt.Sprintf("%d checkpoints", c.Publish)}, {c.Late > 0, fmt.Sprintf("%d late entries", c.Late)},
+	}{{c.Planned, "planned changes"}, {c.Publish > 0, fmt.Sprintf("%d checkpoints", c.Publish)}, {c.Reach > 0, fmt.Sprintf("%d levels", c.Reach)}, {c.Late > 0, fmt.Sprintf("%d late entries", c.Late)},
 		{c.Wishes > 0, fmt.Sprintf("%d wishes", c.Wishes)}, {c.Opening, "from an empty log"}, {c.Finish, "to the end"},
 		{c.Heals && !c.Fine, "heals take time"}, {c.Fine, "everything takes time"}} {
 		if k.on {

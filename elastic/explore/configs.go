@@ -22,6 +22,7 @@ func Configs() []Config {
 		{Name: "rewound", Members: 1, Steps: 2, Generations: 3, Publish: 1, Wishes: 2, Wish: Rewinds, Heals: true},
 		{Name: "wishes", Members: 3, Joiners: 1, Steps: 1, Generations: 3, Wishes: 2, Wish: Resizes | Drains | Quarantines | Leaves, Planned: true, MaxStates: 20_000},
 		{Name: "stops", Members: 1, Steps: 1, Generations: 2, Wishes: 3, Wish: Stops | Quarantines | Drains | Resizes},
+		{Name: "levels", Members: 2, Min: 2, Steps: 2, Generations: 3, Faults: 1, Deaths: true, Reach: 2, Publish: 1, Wishes: 1, Wish: Rewinds, MaxStates: 20_000},
 		{Name: "opening", Members: 2, Steps: 1, Generations: 2, Wishes: 2, Wish: AllWishes, Opening: true, Finish: true, Publish: 2, MaxStates: 30_000},
 	}
 }

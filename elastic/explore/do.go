@@ -87,6 +87,11 @@ func (d *doing) do(e event) {
 		d.append(c)
 	case doPublish:
 		d.publish()
+	case doReach:
+		if c, ok := d.level(int(e.arg)); ok {
+			d.reached++
+			d.append(c)
+		}
 	case doResize:
 		d.append(elastic.Resize{Want: int(e.arg)})
 	case doDrain:
@@ -241,6 +246,12 @@ func (d *doing) publish() {
 		d.stored = append(slices.Clip(d.stored), s)
 		d.append(elastic.PublishCheckpoint{Published: s.Published})
 	}
+}
+
+// level is what a leader says when the newest whole state of living trainers is staged.
+func (d *doing) level(i int) (elastic.ReachLevel, bool) {
+	s, ok := d.whole()
+	return elastic.ReachLevel{Level: elastic.Levels[i], Reached: elastic.Reached{Step: s.Step, Generation: s.Generation}}, ok
 }
 
 // draft is an entry that is proposed later.

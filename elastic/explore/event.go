@@ -34,6 +34,7 @@ const (
 	doDraft
 	doCommit
 	doPublish
+	doReach  // the level elastic.Levels[arg]
 	doResize // to arg
 	doDrain
 	doQuarantine
@@ -214,6 +215,15 @@ func (d *doing) leading(out []event, more bool) []event {
 	if len(d.stored) < x.Publish {
 		if _, ok := d.whole(); ok {
 			out = append(out, event{doPublish, 0, 0})
+		}
+	}
+	if now.Phase != elastic.Finished && int(d.reached) < x.Reach {
+		for i := range elastic.Levels {
+			if c, ok := d.level(i); ok {
+				if next, wrong := x.entered(d.head.state, c); next != nil || wrong != "" {
+					out = append(out, event{doReach, 0, uint8(i)})
+				}
+			}
 		}
 	}
 	if int(d.wishes) < x.Wishes {

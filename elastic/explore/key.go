@@ -141,7 +141,7 @@ func (k *keyed) shared(b []byte, w *world) []byte {
 	if k.target != noTarget {
 		return append(b, byte(k.target))
 	}
-	return append(b, w.faults, w.formed, w.wishes)
+	return append(b, w.faults, w.formed, w.wishes, w.reached)
 }
 
 func appendHistory(b []byte, h [maxSteps + 1]lab) []byte {

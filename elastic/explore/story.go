@@ -162,6 +162,8 @@ func (t *teller) tell(w *world, e event) {
 		t.line("commit %s", w.drafts[e.arg].name)
 	case doPublish:
 		t.line("publish")
+	case doReach:
+		t.line("reach %s", elastic.Levels[e.arg])
 	case doResize:
 		t.line("resize %d", e.arg)
 	case doDrain:

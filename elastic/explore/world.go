@@ -74,6 +74,7 @@ type world struct {
 	rewinds []elastic.RewindRecord // all of them: the log forgets those that later ones say again
 	faults  uint8
 	formed  uint8 // generations
+	reached uint8 // levels
 	wishes  uint8 // of an operator
 	wrong   string
 }
