@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync/atomic"
 
 	"golang.org/x/sync/errgroup"
 )
@@ -64,39 +65,73 @@ func DealReads(reads []Read, n int) [][]Read {
 	return shares
 }
 
-// Sink takes the bytes of a state. Write may be called by several goroutines at once, never twice for the same bytes.
+// Sink takes the bytes of a state. Write may be called by several goroutines at once, never twice for the same bytes, and
+// keeps nothing of p.
 type Sink interface {
 	Write(tensor int, off int64, p []byte) error
 }
 
-// Restore fetches the reads into a sink, at most parallel chunks at a time (0: 4), each verified before it is written. The
-// caller digests what arrived and compares it with Digests: that covers its own memory too.
+// MemorySink is a Sink whose memory Restore reads into, without a copy.
+type MemorySink interface {
+	Sink
+	// Memory returns the memory of the bytes [off, off+n) of a tensor, nil when they must go through Write. It holds anything
+	// until Restore has returned nil.
+	Memory(tensor int, off, n int64) []byte
+}
+
+// Restore fetches the reads into a sink, at most parallel chunks at a time (0: 4), each verified before it is written. A
+// MemorySink has it in its memory before it is verified, and an error if it does not verify. It holds parallel chunks, and none
+// for a MemorySink. The caller digests what arrived and compares it with Digests: that covers its own memory too.
 func (st *State) Restore(ctx context.Context, reads []Read, parallel int, sink Sink) error {
 	if parallel <= 0 {
 		parallel = 4
 	}
-	group, gctx := errgroup.WithContext(ctx)
-	group.SetLimit(parallel)
 	for _, r := range reads {
-		if gctx.Err() != nil {
-			break
+		if r.Tensor < 0 || r.Tensor >= len(st.Manifest.Tensors) || r.chunk >= len(st.Manifest.Tensors[r.Tensor].Chunks) {
+			return fmt.Errorf("restore: chunk %d of tensor %d is not of this state", r.chunk, r.Tensor)
 		}
+	}
+	group, gctx := errgroup.WithContext(ctx)
+	var next atomic.Int64
+	for range min(parallel, len(reads)) {
 		group.Go(func() error {
-			if r.Tensor < 0 || r.Tensor >= len(st.Manifest.Tensors) || r.chunk >= len(st.Manifest.Tensors[r.Tensor].Chunks) {
-				return fmt.Errorf("restore: chunk %d of tensor %d is not of this state", r.chunk, r.Tensor)
+			var buffer []byte
+			for {
+				i := int(next.Add(1)) - 1
+				if i >= len(reads) || gctx.Err() != nil {
+					return gctx.Err()
+				}
+				if err := st.restore(gctx, reads[i], sink, &buffer); err != nil {
+					return err
+				}
 			}
-			content, err := st.readChunk(gctx, r.Tensor, r.chunk)
-			if err != nil {
-				return fmt.Errorf("restore: %w", err)
-			}
-			if err := sink.Write(r.Tensor, r.Off, content); err != nil {
-				return fmt.Errorf("restore tensor %.60q at %d: %w", st.Manifest.Tensors[r.Tensor].Name, r.Off, err)
-			}
-			return nil
 		})
 	}
-	if err := group.Wait(); err != nil {
-		return err
+	return group.Wait()
+}
+
+// restore fetches one chunk. buffer is used, and replaced by a larger one, where the sink has no memory to read into.
+func (st *State) restore(ctx context.Context, r Read, sink Sink, buffer *[]byte) error {
+	if m, ok := sink.(MemorySink); ok {
+		if p := m.Memory(r.Tensor, r.Off, r.Length); p != nil {
+			if int64(len(p)) != r.Length {
+				return fmt.Errorf("restore tensor %.60q at %d: memory of %d bytes, not %d", st.Manifest.Tensors[r.Tensor].Name, r.Off, len(p), r.Length)
+			}
+			if err := st.readChunk(ctx, r.Tensor, r.chunk, p); err != nil {
+				return fmt.Errorf("restore: %w", err)
+			}
+			return nil
+		}
 	}
-	return ctx.Err() // the loop may have ended early
+	if int64(cap(*buffer)) < r.Length {
+		*buffer = make([]byte, r.Length)
+	}
+	p := (*buffer)[:r.Length]
+	if err := st.readChunk(ctx, r.Tensor, r.chunk, p); err != nil {
+		return fmt.Errorf("restore: %w", err)
+	}
+	if err := sink.Write(r.Tensor, r.Off, p); err != nil {
+		return fmt.Errorf("restore tensor %.60q at %d: %w", st.Manifest.Tensors[r.Tensor].Name, r.Off, err)
+	}
+	return nil
 }

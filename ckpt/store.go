@@ -3,7 +3,6 @@
 package ckpt
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -107,7 +106,7 @@ type Body struct {
 
 // Bytes makes a body of p, which must not change until the Put returns.
 func Bytes(p []byte) Body {
-	return Body{ReaderAt: bytes.NewReader(p), Size: int64(len(p)), CRC64NVME: Checksum(p)}
+	return Body{ReaderAt: memory(p), Size: int64(len(p)), CRC64NVME: Checksum(p)}
 }
 
 // Reader reads the body from its beginning.

@@ -6,9 +6,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 
 	"golang.org/x/sync/errgroup"
 
@@ -62,44 +64,71 @@ func (r Report) Err() error {
 	return errors.Join(errs...)
 }
 
+// verifyLimit is how many tensors VerifyAll reads at once, each through one chunk's memory.
+const verifyLimit = 4
+
 // VerifyAll reads every byte, checks every chunk's CRC and every tensor's D1, and goes on after damage, so that the report
 // is whole. progress, unless nil, is called after every chunk on the caller's goroutine. The error is about reaching the
-// store; damage is in the report. It holds one chunk in memory.
+// store; damage is in the report. It holds up to four chunks in memory.
 func (cp *Checkpoint) VerifyAll(ctx context.Context, progress func(Progress)) (Report, error) {
-	var r Report
 	var p Progress
+	var all []*verification
 	for _, st := range cp.states {
 		for i := range st.Manifest.Tensors {
 			for _, c := range st.Manifest.Tensors[i].contents() {
+				all = append(all, &verification{st: st, index: i, content: c})
 				p.ChunksTotal += len(c.Chunks)
 			}
 		}
 		p.BytesTotal += st.Manifest.Bytes
 	}
-	done := func(c ManifestChunk) {
+	group, gctx := errgroup.WithContext(ctx)
+	var next atomic.Int64
+	workers := min(verifyLimit, runtime.GOMAXPROCS(0), len(all))
+	done := make(chan verified, workers) // one for each worker: they rarely wait for the caller's progress
+	for range workers {
+		group.Go(func() error {
+			var buffer []byte
+			for {
+				i := int(next.Add(1)) - 1
+				if i >= len(all) {
+					return nil
+				}
+				if err := all[i].run(gctx, &buffer, done); err != nil {
+					return err
+				}
+			}
+		})
+	}
+	ended := make(chan error, 1)
+	go func() { // ends with the workers
+		ended <- group.Wait()
+		close(done)
+	}()
+	for v := range done {
 		p.Chunks++
-		p.Bytes += c.Length
-		p.Damaged = len(r.Damage)
+		p.Bytes += v.bytes
+		if v.damaged {
+			p.Damaged++
+		}
 		if progress != nil {
 			progress(p)
 		}
 	}
-	failed := func(err error) (Report, error) {
-		return r, fmt.Errorf("verify checkpoint %d of %s: %w", cp.Commit.Number, cp.Commit.Job, err)
-	}
-	for _, st := range cp.states {
-		for i := range st.Manifest.Tensors {
-			for _, c := range st.Manifest.Tensors[i].contents() {
-				if err := st.verifyContent(ctx, i, c, &r, done); err != nil {
-					return failed(err)
-				}
-			}
+	r := Report{Chunks: p.Chunks, Bytes: p.Bytes}
+	for _, v := range all {
+		r.Damage = append(r.Damage, v.damage...)
+		if v.tensor != nil {
+			r.Tensors = append(r.Tensors, *v.tensor)
 		}
 	}
-	if err := cp.verifyMetadata(ctx, &r); err != nil {
-		return failed(err)
+	err := <-ended
+	if err == nil {
+		err = cp.verifyMetadata(ctx, &r)
 	}
-	r.Chunks, r.Bytes = p.Chunks, p.Bytes
+	if err != nil {
+		return r, fmt.Errorf("verify checkpoint %d of %s: %w", cp.Commit.Number, cp.Commit.Job, err)
+	}
 	return r, nil
 }
 
@@ -136,16 +165,27 @@ func (t *ManifestTensor) contents() []RankCopy {
 	return []RankCopy{{Rank: phalanx.NoRank, D1: t.D1, Chunks: t.Chunks}}
 }
 
-func (st *State) verifyContent(ctx context.Context, index int, content RankCopy, r *Report, done func(ManifestChunk)) error {
-	t := &st.Manifest.Tensors[index]
-	name := t.Name
-	if content.Rank != phalanx.NoRank {
-		name = PerRankName(name, content.Rank)
-	}
+// verification is the work on what is stored of one tensor, and what was found.
+type verification struct {
+	st      *State
+	index   int
+	content RankCopy
+
+	damage []*DamageError
+	tensor *DamagedTensor
+}
+
+// verified is one chunk that was looked at.
+type verified struct {
+	bytes   int64
+	damaged bool
+}
+
+func (v *verification) run(ctx context.Context, buffer *[]byte, done chan<- verified) error {
+	t := &v.st.Manifest.Tensors[v.index]
 	hasher := kernels.NewTensorHasher(digestSeed, t.Name, t.DType, t.Shape)
-	damaged := 0
-	for _, c := range content.Chunks {
-		content, err := st.fetch(ctx, t.TensorInfo, c, true)
+	for _, c := range v.content.Chunks {
+		content, err := v.st.readFramed(ctx, t.TensorInfo, c, buffer)
 		var damage *DamageError
 		switch {
 		case err == nil:
@@ -153,18 +193,21 @@ func (st *State) verifyContent(ctx context.Context, index int, content RankCopy,
 		case ctx.Err() != nil:
 			return ctx.Err()
 		case errors.As(err, &damage) && isDamage(err):
-			r.Damage = append(r.Damage, damage)
-			damaged++
+			v.damage = append(v.damage, damage)
 		default:
 			return err
 		}
-		done(c)
+		done <- verified{c.Length, err != nil}
 	}
-	switch got := hasher.Sum(); {
-	case damaged > 0:
-		r.Tensors = append(r.Tensors, DamagedTensor{Coordinate: st.Manifest.Coordinate, Name: name, Chunks: damaged, Want: content.D1})
-	case got != content.D1:
-		r.Tensors = append(r.Tensors, DamagedTensor{Coordinate: st.Manifest.Coordinate, Name: name, Want: content.D1, Got: got})
+	found := DamagedTensor{Coordinate: v.st.Manifest.Coordinate, Name: t.Name, Chunks: len(v.damage), Want: v.content.D1}
+	if v.content.Rank != phalanx.NoRank {
+		found.Name = PerRankName(t.Name, v.content.Rank)
+	}
+	if found.Chunks > 0 {
+		v.tensor = &found
+	} else if got := hasher.Sum(); got != v.content.D1 {
+		found.Got = got
+		v.tensor = &found
 	}
 	return nil
 }

@@ -3,7 +3,6 @@
 package ckpt
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -259,7 +258,7 @@ func (w *writer) flush() error {
 	w.part.Objects = append(w.part.Objects, o)
 	w.puts.Go(func() error {
 		defer func() { w.buffers <- content }()
-		return putBody(w.ctx, w.store, w.attempt.Folder()+"/"+o.Name, Body{ReaderAt: bytes.NewReader(content), Size: o.Size, CRC64NVME: sum})
+		return putBody(w.ctx, w.store, w.attempt.Folder()+"/"+o.Name, Body{ReaderAt: memory(content), Size: o.Size, CRC64NVME: sum})
 	})
 	return w.ctx.Err()
 }

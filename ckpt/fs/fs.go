@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	iofs "io/fs"
 	"os"
 	"path/filepath"
@@ -25,7 +24,10 @@ type Store struct {
 	readOnly bool
 }
 
-var _ ckpt.Store = (*Store)(nil)
+var (
+	_ ckpt.Store      = (*Store)(nil)
+	_ ckpt.IntoGetter = (*Store)(nil)
+)
 
 const (
 	tempDir  = ".tmp"
@@ -176,52 +178,76 @@ func (s *Store) path(key string) (string, error) {
 
 // Get implements ckpt.Store.
 func (s *Store) Get(ctx context.Context, key string, off, n int64) ([]byte, error) {
+	f, size, err := s.openAt(ctx, key, off)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	if n < 0 || n > size-off {
+		n = size - off
+	}
+	p := make([]byte, n)
+	for at := 0; at < len(p); {
+		if err := ctx.Err(); err != nil {
+			return nil, fmt.Errorf("fs: get %s: %w", key, err)
+		}
+		piece := p[at:min(at+readBytes, len(p))]
+		m, err := f.ReadAt(piece, off+int64(at))
+		if m < len(piece) {
+			return nil, s.explain("get", f.Name(), fmt.Errorf("short read at %d: %w", off+int64(at+m), err))
+		}
+		at += m
+	}
+	return p, nil
+}
+
+// readBytes is how much is read at a time, so that a cancelled ctx ends a long read.
+const readBytes = 8 << 20
+
+// GetInto implements ckpt.IntoGetter.
+func (s *Store) GetInto(ctx context.Context, key string, off int64, p []byte) (int, ckpt.CRC, error) {
+	f, _, err := s.openAt(ctx, key, off)
+	if err != nil {
+		return 0, 0, err
+	}
+	defer f.Close()
+	at := off
+	n, sum, err := ckpt.FillFrom(ctx, p, func(p []byte) (int, error) {
+		m, err := f.ReadAt(p, at)
+		at += int64(m)
+		return m, err
+	})
+	if err != nil {
+		return n, 0, s.explain("get", f.Name(), err)
+	}
+	return n, sum, nil
+}
+
+// openAt opens an object that has an offset.
+func (s *Store) openAt(ctx context.Context, key string, off int64) (f *os.File, size int64, err error) {
 	path, err := s.path(key)
 	if err == nil {
 		err = ctx.Err()
 	}
 	if err != nil {
-		return nil, fmt.Errorf("fs: get %s: %w", key, err)
+		return nil, 0, fmt.Errorf("fs: get %s: %w", key, err)
 	}
-	f, err := os.Open(path)
-	if err != nil {
-		return nil, s.explain("get", path, err)
+	if f, err = os.Open(path); err != nil {
+		return nil, 0, s.explain("get", path, err)
 	}
-	defer f.Close()
 	st, err := f.Stat()
-	if err != nil {
-		return nil, s.explain("get", path, err)
+	switch {
+	case err != nil:
+		err = s.explain("get", path, err)
+	case !st.Mode().IsRegular():
+		err = fmt.Errorf("fs: get %s: %w", key, ckpt.ErrNotFound)
+	case off < 0 || off > st.Size():
+		err = fmt.Errorf("fs: get %s from %d of %d bytes: %w", key, off, st.Size(), ckpt.ErrNotFound)
+	default:
+		return f, st.Size(), nil
 	}
-	if !st.Mode().IsRegular() {
-		return nil, fmt.Errorf("fs: get %s: %w", key, ckpt.ErrNotFound)
-	}
-	if off < 0 || off > st.Size() {
-		return nil, fmt.Errorf("fs: get %s from %d of %d bytes: %w", key, off, st.Size(), ckpt.ErrNotFound)
-	}
-	if n < 0 || n > st.Size()-off {
-		n = st.Size() - off
-	}
-	p := make([]byte, n)
-	if err := readAt(ctx, f, p, off); err != nil {
-		return nil, s.explain("get", path, err)
-	}
-	return p, nil
-}
-
-// readAt reads in pieces so that a cancelled ctx ends a long read.
-func readAt(ctx context.Context, r io.ReaderAt, p []byte, off int64) error {
-	const piece = 8 << 20
-	for len(p) > 0 {
-		if err := ctx.Err(); err != nil {
-			return err
-		}
-		n := min(piece, len(p))
-		if m, err := r.ReadAt(p[:n], off); m < n {
-			return fmt.Errorf("short read at %d: %w", off+int64(m), err)
-		}
-		p, off = p[n:], off+int64(n)
-	}
-	return nil
+	_ = f.Close() // nothing was written
+	return nil, 0, err
 }
 
 // Stat implements ckpt.Store.

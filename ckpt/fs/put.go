@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	iofs "io/fs"
 	"os"
 	"path/filepath"
@@ -120,10 +119,11 @@ func (s *Store) publishIn(dir string, publish func() error) error {
 // fill writes and syncs the content, and checks it on the way.
 func (s *Store) fill(ctx context.Context, f *os.File, key string, body ckpt.Body) error {
 	crc := crc64nvme.New()
-	n, err := io.Copy(io.MultiWriter(f, crc), contextReader{ctx, body.Reader()})
-	if err == nil && n != body.Size {
-		err = io.ErrUnexpectedEOF
-	}
+	err := body.Pieces(ctx, func(p []byte) error {
+		_, _ = crc.Write(p) // a hash never fails
+		_, err := f.Write(p)
+		return err
+	})
 	if err == nil {
 		if got := ckpt.CRC(crc.Sum64()); got != body.CRC64NVME {
 			return fmt.Errorf("fs: put %s: body has crc64nvme %s, announced %s: %w", key, got, body.CRC64NVME, ckpt.ErrCorrupt)
@@ -134,19 +134,6 @@ func (s *Store) fill(ctx context.Context, f *os.File, key string, body ckpt.Body
 		return s.explain("put", key, err)
 	}
 	return nil
-}
-
-// contextReader ends a copy when its ctx ends.
-type contextReader struct {
-	ctx context.Context
-	r   io.Reader
-}
-
-func (r contextReader) Read(p []byte) (int, error) {
-	if err := r.ctx.Err(); err != nil {
-		return 0, err
-	}
-	return r.r.Read(p)
 }
 
 // linked reports whether a temporary file has got a second name.

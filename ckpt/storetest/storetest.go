@@ -29,6 +29,7 @@ func Test(t *testing.T, open func(t *testing.T) ckpt.Store) {
 		{"PutIfMatch", putIfMatch},
 		{"PutIfMatchIsExclusive", matchExclusive},
 		{"GetRanges", ranges},
+		{"GetInto", into},
 		{"EmptyObject", empty},
 		{"Stat", stat},
 		{"ListOrder", listOrder},
@@ -189,6 +190,38 @@ func ranges(t *testing.T, s ckpt.Store) {
 	must(t, err)
 	p[0] = 'x'
 	content(t, s, "r", "0123456789")
+}
+
+// into reads into the caller's memory, whether the store does so itself or not. The object is larger than one piece.
+func into(t *testing.T, s ckpt.Store) {
+	ctx := t.Context()
+	whole := make([]byte, 600<<10)
+	for i := range whole {
+		whole[i] = byte(i * 31 >> 8)
+	}
+	must(t, s.PutIfAbsent(ctx, "into", ckpt.Bytes(whole)))
+	size := len(whole)
+	for _, test := range []struct{ off, n, want int }{{0, size, size}, {1, 300 << 10, 300 << 10}, {size - 5, 100, 5}, {size, 10, 0}, {7, 0, 0}} {
+		p := bytes.Repeat([]byte{0xee}, test.n+8)
+		n, sum, err := ckpt.GetInto(ctx, s, "into", int64(test.off), p[:test.n])
+		must(t, err)
+		want := whole[test.off : test.off+test.want]
+		if n != test.want || !bytes.Equal(p[:n], want) || sum != ckpt.Checksum(want) {
+			t.Errorf("GetInto(%d, %d) read %d bytes with crc64nvme %s, want %d with %s", test.off, test.n, n, sum, test.want, ckpt.Checksum(want))
+		}
+		if !bytes.Equal(p[test.n:], bytes.Repeat([]byte{0xee}, 8)) {
+			t.Errorf("GetInto(%d, %d) wrote beyond what it was given", test.off, test.n)
+		}
+	}
+	_, _, err := ckpt.GetInto(ctx, s, "into", int64(size)+1, make([]byte, 1))
+	want(t, err, ckpt.ErrNotFound)
+	_, _, err = ckpt.GetInto(ctx, s, "nothing", 0, make([]byte, 1))
+	want(t, err, ckpt.ErrNotFound)
+	ended, cancel := context.WithCancel(ctx)
+	cancel()
+	if _, _, err := ckpt.GetInto(ended, s, "into", 0, make([]byte, size)); err == nil {
+		t.Error("a read whose context has ended succeeded")
+	}
 }
 
 func empty(t *testing.T, s ckpt.Store) {

@@ -120,6 +120,9 @@ func (s *memoryState) Write(tensor int, off int64, p []byte) error {
 	return nil
 }
 
+// Memory implements ckpt.MemorySink.
+func (s *memoryState) Memory(tensor int, off, n int64) []byte { return s.data[tensor][off : off+n] }
+
 func (s *memoryState) bytes() (n int64) {
 	for _, b := range s.data {
 		n += int64(len(b))
