@@ -19,6 +19,7 @@ import (
 
 	"phalanx"
 	"phalanx/ckpt"
+	"phalanx/ckpt/elem"
 	"phalanx/ckpt/fs"
 	"phalanx/ckpt/mem"
 	"phalanx/ckpt/view"
@@ -383,5 +384,38 @@ func TestOccupied(t *testing.T) {
 	}
 	if b, err := os.ReadFile(file); err != nil || string(b) != "mine" {
 		t.Errorf("%q, %v", b, err)
+	}
+}
+
+// TestCast: numbers are rounded to the nearest that the dtype has, and those beyond it are counted.
+func TestCast(t *testing.T) {
+	dir := t.TempDir()
+	v, s := published(t, []phalanx.TensorInfo{{Name: "a", DType: "f32", Shape: []int{3, 7000}}, {Name: "n", DType: "i64", Shape: []int{2}}}, 1<<20, ckpt.ContainerRaw)
+	items, err := Select(v, Selection{DType: "f16"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	to, err := NewFolder(filepath.Join(dir, "out"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	result, err := Run(t.Context(), v, items, to, Options{To: view.DCP, ShardBytes: 5000})
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := view.Open(t.Context(), filepath.Join(dir, "out"), openDirectory, view.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := make([]byte, 3*7000*2)
+	loss, err := elem.Cast(want, "f16", s.content[0], "f32")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Equal(read(t, got, "a"), want) || !bytes.Equal(read(t, got, "n"), s.content[1]) {
+		t.Error("other numbers")
+	}
+	if loss.Beyond == 0 || len(result.Beyond) != 1 || result.Beyond[0] != (Beyond{"a", loss.Beyond}) {
+		t.Errorf("%+v, lost %+v", result.Beyond, loss)
 	}
 }

@@ -37,6 +37,8 @@ type Result struct {
 	// Objects that are no tensors: those that were copied, and those that the format cannot hold.
 	Copied  []string `json:"objects"`
 	LeftOut []string `json:"left_out"`
+	// Beyond are tensors with numbers that a cast could not keep.
+	Beyond []Beyond `json:"beyond,omitempty"`
 }
 
 // ErrFormat: the format cannot be written.
@@ -66,6 +68,7 @@ type writer struct {
 	items  []Item
 	to     Target
 	result Result
+	caster caster
 
 	total, done int64
 	at          int  // in order: the item that is written
@@ -143,6 +146,7 @@ func (w *writer) run(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
+	w.result.Beyond = w.caster.beyond
 	if err := w.copyObjects(ctx); err != nil {
 		return err
 	}
@@ -159,9 +163,9 @@ func (w *writer) take(ctx context.Context, off int64, p []byte) error {
 	length := int64(len(p))
 	if it.DType != from {
 		size, wide := int64(phalanx.DTypeSize(from)), int64(phalanx.DTypeSize(it.DType))
-		cast, err := castElements(it.DType, from, p)
+		cast, err := w.caster.cast(it.Name, it.DType, from, p)
 		if err != nil {
-			return fmt.Errorf("tensor %.80q: %w", it.Name, err)
+			return err
 		}
 		p, off = cast, off/size*wide
 	}

@@ -80,7 +80,7 @@ func Select(v *view.View, s Selection) ([]Item, error) {
 			return nil, fmt.Errorf("tensor %.80q: dtype %.40q cannot be converted; leave it out with --only: %w", t.Name, t.DTypeName, ckpt.ErrFormat)
 		}
 		if s.DType != "" && floating(t.DType) {
-			info.DType = s.DType
+			info.DType = s.DType // elem casts every float to every other
 		}
 		items = append(items, Item{i, info})
 	}

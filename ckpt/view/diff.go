@@ -13,7 +13,6 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"phalanx"
-	"phalanx/ckpt"
 )
 
 // Pair is a tensor of two checkpoints.
@@ -29,8 +28,8 @@ const (
 	Different                // likewise
 )
 
-// Pairs lists the tensors that both checkpoints have with one dtype and shape, in the order of a, and how the others differ.
-func Pairs(a, b *View) ([]Pair, ckpt.LayoutDiff) {
+// Pairs lists the tensors that both checkpoints have with one dtype and shape, in the order of a. It is pure.
+func Pairs(a, b *View) []Pair {
 	place := make(map[string]int, len(b.Tensors))
 	for i := range b.Tensors {
 		place[b.Tensors[i].Name] = i
@@ -39,13 +38,11 @@ func Pairs(a, b *View) ([]Pair, ckpt.LayoutDiff) {
 	for i := range a.Tensors {
 		t := &a.Tensors[i]
 		k, found := place[t.Name]
-		if found && t.DTypeName == b.Tensors[k].DTypeName || found && t.DType == b.Tensors[k].DType && t.DType != "" {
-			if slices.Equal(t.Shape, b.Tensors[k].Shape) {
-				pairs = append(pairs, Pair{i, k})
-			}
+		if found && t.DType != "" && t.DType == b.Tensors[k].DType && slices.Equal(t.Shape, b.Tensors[k].Shape) {
+			pairs = append(pairs, Pair{i, k})
 		}
 	}
-	return pairs, Compare(a.Layout(), b.Layout())
+	return pairs
 }
 
 // Judge compares two tensors of one name, dtype and shape by what their indexes say. It is pure.

@@ -18,7 +18,7 @@ import (
 // newCkpt are the verbs that read checkpoints. They need no running job.
 func newCkpt(a *app) *cobra.Command {
 	c := &cobra.Command{Use: "ckpt", Short: "Look into the checkpoints of a job", Args: cobra.NoArgs, RunE: group}
-	c.AddCommand(newCkptLatest(a), newCkptList(a), newCkptInspect(a), newCkptConvert(a), newCkptRestore(a), newCkptCopy(a), newCkptFind(a), newCkptVerify(a))
+	c.AddCommand(newCkptLatest(a), newCkptList(a), newCkptInspect(a), newCkptConvert(a), newCkptRestore(a), newCkptCopy(a), newCkptFind(a), newCkptDiff(a), newCkptDump(a), newCkptVerify(a))
 	c.AddCommand(newCkptForget(a), newCkptGC(a), newCkptUndelete(a), newCkptPin(a), newCkptUnpin(a))
 	return c
 }

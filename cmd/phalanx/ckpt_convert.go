@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"phalanx"
+	"phalanx/ckpt"
 	"phalanx/ckpt/convert"
 	"phalanx/ckpt/view"
 	"phalanx/node"
@@ -51,7 +52,7 @@ func newCkptConvert(a *app) *cobra.Command {
 		Use: "convert SRC DST", Args: cobra.ExactArgs(2),
 		Short: "Write a checkpoint of any kind as another format",
 		Long: `Write a checkpoint of any kind as another format, in constant memory. SRC is what inspect takes. DST is a folder
-that does not exist yet, or a file that ends with .safetensors. Nothing has its final name until all of it was written
+that does not exist yet, a file that ends with .safetensors, or a URL below which nothing is. Nothing has its final name until all of it was written
 and verified.`,
 		Example: "  phalanx ckpt convert /ckpt/job model.safetensors --only 'model.*' --dtype bf16",
 		RunE:    interruptible(r.run),
@@ -85,6 +86,7 @@ func (r *convertVerb) bind(c *cobra.Command) {
 	f.StringArrayVar(&r.selection.Only, "only", nil, "only tensors whose names match `GLOB`, in which * is any text; may be repeated")
 	f.StringArrayVar(&r.renames, "rename", nil, "`FROM=TO`: a tensor, or with a dot at the end of FROM all whose names begin with it; may be repeated")
 	f.BoolVar(&r.selection.Strip, "strip-prefixes", false, `remove what wrappers put into names: "module." and "_orig_mod."`)
+	f.StringVar(&r.selection.DType, "dtype", "", "cast floating-point tensors to `DTYPE`, such as bf16; without it none is cast")
 	f.StringVar(&r.shardSize, "shard-size", "", "about how large a file becomes, such as 5GB or 256MiB (default: 5GiB for safetensors, 256MiB for dcp)")
 	f.StringVar(&r.layout, "layout", "", "what is wanted: another checkpoint or a JSON file at `PATH`; differences in names, dtypes or shapes end with 8 and nothing is written")
 	f.BoolVar(&r.partial, "partial", false, "with --layout: tensors may be missing on either side")
@@ -125,7 +127,7 @@ func (r *convertVerb) run(c *cobra.Command, args []string) error {
 		answer.Tensors, answer.Bytes = len(items), bytesOf(items)
 		return r.say(&answer)
 	}
-	target, err := r.target(args[1], to, &options)
+	target, err := r.target(ctx, args[1], to, &options)
 	if err != nil {
 		return err
 	}
@@ -195,7 +197,7 @@ func (r *convertVerb) runRewrite(ctx context.Context, v *view.View, answer *conv
 	if v.Format != view.DCP || answer.Format != string(view.DCP) {
 		return problem(node.CodeUsage, "leave --rewrite-metadata out", "--rewrite-metadata is for a DCP checkpoint that stays one; this is %s to %s", v.Format, answer.Format)
 	}
-	target, err := r.target(answer.Place, view.DCP, &convert.Options{})
+	target, err := r.target(ctx, answer.Place, view.DCP, &convert.Options{})
 	if err != nil {
 		return err
 	}
@@ -240,13 +242,21 @@ func (r *convertVerb) compare(c *cobra.Command, items []convert.Item, answer *co
 }
 
 // target makes the place that is written to.
-func (r *convertVerb) target(dst string, to view.Format, o *convert.Options) (convert.Target, error) {
+func (r *convertVerb) target(ctx context.Context, dst string, to view.Format, o *convert.Options) (convert.Target, error) {
 	path, local := strings.CutPrefix(dst, "file://")
 	var target convert.Target
 	var err error
 	switch {
 	case !local && strings.Contains(dst, "://"):
-		return nil, problem(node.CodeUsage, "give a path of the local file system", "%s cannot be written to", dst)
+		parent, name := view.Split(dst)
+		if name == "" {
+			return nil, problem(node.CodeUsage, "give a prefix, such as s3://BUCKET/PREFIX", "%s is a whole store", dst)
+		}
+		var s ckpt.Store
+		if s, err = createStore(ctx, parent); err != nil {
+			return nil, err
+		}
+		target, err = convert.NewPrefix(ctx, s, name, dst)
 	case to == view.Safetensors && strings.HasSuffix(path, convert.FileSuffix):
 		o.ShardBytes, o.Name = math.MaxInt64, filepath.Base(path) // one file is one file
 		target, err = convert.NewFile(path)
@@ -288,6 +298,9 @@ func (r *convertVerb) say(x *converted) error {
 		_, err := fmt.Fprintf(r.stdout, "would write %s, %d bytes, as %s to %s\nwould read %d bytes by %s, %.3f times what is needed\n", plural(x.Tensors, "tensor"),
 			x.Bytes, x.Format, x.Place, x.Cost.Read, plural(x.Cost.Requests, "request"), x.OverRead)
 		return err
+	}
+	for _, b := range x.Beyond {
+		fmt.Fprintf(r.stdout, "beyond what %s holds: %s of %s\n", r.selection.DType, plural(int(b.Count), "number"), b.Name)
 	}
 	for _, name := range x.LeftOut {
 		fmt.Fprintf(r.stdout, "left out, for it is no tensor: %s\n", name)

@@ -53,6 +53,7 @@ type inspectedTensor struct {
 	Bytes  int64            `json:"size_bytes"`
 	Digest *phalanx.Digest  `json:"digest,omitempty"` // D1 of the whole tensor, when it is known
 	Shards []inspectedShard `json:"shards"`
+	Stats  *statistics      `json:"stats,omitempty"` // with --stats
 }
 
 type inspectedShard struct {
@@ -81,18 +82,20 @@ type inspectVerb struct {
 	keys    []string
 	tensor  string
 	against string
+	stats   bool
 }
 
 func newCkptInspect(a *app) *cobra.Command {
 	r := &inspectVerb{viewer: viewer{reader: reader{app: a}}}
 	c := &cobra.Command{
 		Use: "inspect [PATH|latest|STEP|FOLDER]", Args: cobra.MaximumNArgs(1),
-		Short: "Show what a checkpoint of any kind holds; reads no data",
+		Short: "Show what a checkpoint of any kind holds; reads no data without --stats",
 		RunE:  interruptible(r.run),
 	}
 	r.bind(c)
 	c.Flags().StringArrayVar(&r.keys, "keys", nil, "only tensors whose names match `GLOB`, in which * is any text; may be repeated")
 	c.Flags().StringVar(&r.tensor, "tensor", "", "only the tensor `NAME`, with its shards")
+	c.Flags().BoolVar(&r.stats, "stats", false, "read the tensors and say what their numbers are like: min, max, mean, NaN, infinite, zero")
 	c.Flags().StringVar(&r.against, "against", "", "compare names, dtypes and shapes with those of another checkpoint or of a JSON file at `PATH`; exit 8 when they differ")
 	return c
 }
@@ -113,6 +116,15 @@ func (r *inspectVerb) run(c *cobra.Command, args []string) error {
 		match = func(name string) bool { return name == r.tensor }
 	}
 	answer := inspectAnswer(v, match)
+	if r.stats {
+		stats, err := r.statsOf(c.Context(), v, match)
+		if err != nil {
+			return err
+		}
+		for i := range answer.Tensors {
+			answer.Tensors[i].Stats = stats[answer.Tensors[i].Name]
+		}
+	}
 	if r.against != "" {
 		wanted, err := r.wanted(c, r.against)
 		if err != nil {
@@ -124,7 +136,7 @@ func (r *inspectVerb) run(c *cobra.Command, args []string) error {
 	if r.asJSON {
 		err = r.printJSON(answer)
 	} else {
-		err = answer.print(r.stdout, r.tensor != "")
+		err = answer.print(r.stdout, r.tensor != "", r.stats)
 	}
 	if err == nil && answer.Against != nil && !answer.Against.Same {
 		return problem(codeIncompatible, "rename or leave out tensors with phalanx ckpt convert", "the tensors differ: %d missing, %d unexpected, %d changed",
@@ -185,8 +197,8 @@ func inspectAnswer(v *view.View, match func(string) bool) *inspected {
 	return x
 }
 
-// print writes the tables for people. With shards, those of each tensor too.
-func (x *inspected) print(w io.Writer, shards bool) error {
+// print writes the tables for people, with the shards of each tensor and what its numbers are like if asked for.
+func (x *inspected) print(w io.Writer, shards, stats bool) error {
 	if x.found != nil {
 		fmt.Fprintf(w, "checkpoint %d: step %d, generation %s, branch %d, %d bytes in %s, container %s\n", x.Number, *x.Step, *x.Generation, x.Branch, x.Bytes,
 			plural(x.Parts, "part"), x.Container)
@@ -208,11 +220,19 @@ func (x *inspected) print(w io.Writer, shards bool) error {
 	}
 	fmt.Fprintln(w)
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(t, "TENSOR\tDTYPE\tSHAPE\tBYTES\tSHARDS\tDIGEST")
+	head := "TENSOR\tDTYPE\tSHAPE\tBYTES\tSHARDS\tDIGEST"
+	if stats {
+		head = "TENSOR\tDTYPE\tSHAPE\tMIN\tMAX\tMEAN\tNAN\tINF\tZERO"
+	}
+	fmt.Fprintln(t, head)
 	for _, one := range x.Tensors {
 		digest := "-"
 		if one.Digest != nil {
 			digest = one.Digest.String()
+		}
+		if stats {
+			fmt.Fprintf(t, "%s\t%s\t%v\t%s\n", one.Name, one.DType, one.Shape, one.Stats.columns())
+			continue
 		}
 		fmt.Fprintf(t, "%s\t%s\t%v\t%d\t%d\t%s\n", one.Name, one.DType, one.Shape, one.Bytes, len(one.Shards), digest)
 	}
