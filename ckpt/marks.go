@@ -15,9 +15,10 @@ import (
 )
 
 const (
-	// MaxMarkBytes bounds one mark, MaxMarks the marks of a kind that are read of a job.
+	// MaxMarkBytes bounds one mark.
 	MaxMarkBytes = 64 << 10
-	MaxMarks     = 20_000
+	// MaxMarks bounds the marks of a kind that are read of a job.
+	MaxMarks = 20_000
 	// MaxWhy bounds the words in a mark, and the name of who made it, in bytes.
 	MaxWhy = 1000
 
@@ -27,6 +28,7 @@ const (
 // MarkKind is the kind of a mark: a small object beside the commit objects that says something about one of them.
 type MarkKind string
 
+// The kinds of marks, with their keys.
 const (
 	PinMark      MarkKind = "pin"      // JOB/pins/NUMBER.json: kept until somebody takes the pin away
 	HoldMark     MarkKind = "hold"     // JOB/holds/NUMBER.OWNER.json: kept for its owner until it expires
@@ -51,6 +53,7 @@ func (k MarkKind) folder() string {
 // Level says how deeply a checkpoint was verified. Each level includes those before it.
 type Level string
 
+// The levels, from shallow to deep.
 const (
 	LevelManifest Level = "manifest" // commit object and parts: checksums, agreement, coverage
 	LevelHead     Level = "head"     // every data object is there, with its size, and its checksum where the store keeps one
