@@ -11,4 +11,4 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 if [[ -z ${RIVALS+set} ]]; then
 	RIVALS=$(scripts/rivals-python.sh)
 fi
-scripts/bench.sh -ckpt -python "$RIVALS" "$@"
+exec scripts/bench.sh -ckpt -python "$RIVALS" -versitygw "$(scripts/versitygw.sh)" "$@"

@@ -26,6 +26,7 @@ type ckptPlan struct {
 	tmpfs  string // folders for checkpoints
 	disk   string
 	s3     string // URL of an empty bucket or prefix, "": none
+	server string // program that serves a bucket when there is no s3, "": none
 	mib    int    // instead of a cell's own size, 0: as it is
 	reps   int    // saves after the first one
 }
@@ -87,7 +88,7 @@ func (p ckptPlan) cells() []*cell {
 	var out []*cell
 	for _, c := range all {
 		switch {
-		case p.only != "" && !slices.Contains(strings.Split(p.only, ","), c.Name), c.Target == "s3" && p.s3 == "":
+		case p.only != "" && !slices.Contains(strings.Split(p.only, ","), c.Name), c.Target == "s3" && p.s3 == "" && p.server == "":
 			continue
 		case p.quick:
 			c.MiB /= 16
@@ -121,7 +122,8 @@ func (p ckptPlan) place(c *cell, name string) string {
 	case "disk":
 		return filepath.Join(p.disk, name)
 	}
-	return strings.TrimRight(p.s3, "/") + "/" + name
+	bucket, parameters, _ := strings.Cut(p.s3, "?")
+	return strings.TrimRight(bucket, "/") + "/" + name + "?" + parameters
 }
 
 // ckptResults are what ckpt.json holds.
@@ -159,9 +161,26 @@ func measureCkpt(ctx context.Context, p ckptPlan) error {
 		*folder = made
 		defer os.RemoveAll(made)
 	}
+	if p.s3 == "" && p.server != "" {
+		folder := filepath.Join(p.tmpfs, "s3")
+		if err := os.Mkdir(folder, 0o755); err != nil {
+			return err
+		}
+		url, end, err := startGateway(ctx, p.server, folder)
+		if err != nil {
+			return err
+		}
+		defer end()
+		p.s3 = url
+	}
 	r := &ckptResults{
 		Machine: machineFacts(ctx, p.commit), Quick: p.quick, Began: time.Now().UTC(), Versions: map[string]string{},
-		Places: map[string]string{"tmpfs": p.tmpfs, "disk": p.disk, "s3": p.s3},
+		Places: map[string]string{},
+	}
+	if p.server != "" {
+		r.Places["s3"] = filepath.Base(p.server) + " over HTTP on a folder in memory"
+	} else if p.s3 != "" {
+		r.Places["s3"] = p.s3
 	}
 	if p.mib > 0 {
 		r.Note = fmt.Sprintf("All states of %d MiB: not the sizes that the aims are about.", p.mib)

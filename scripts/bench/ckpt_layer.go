@@ -10,7 +10,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
-	"path/filepath"
 	"runtime/pprof"
 	"strconv"
 	"sync/atomic"
@@ -20,6 +19,7 @@ import (
 
 	"phalanx"
 	"phalanx/ckpt"
+	"phalanx/ckpt/open"
 	"phalanx/kernels"
 )
 
@@ -202,7 +202,10 @@ func (l *layer) measure(ctx context.Context) (err error) {
 	l.targets = []*memoryState{l.spare}
 	l.times.Bytes = l.source.bytes()
 	l.attempts = uint64(time.Now().UnixMilli()) // a second process goes on in the same store
-	raw := newRaw(l.store, l.place, l.source)
+	raw, err := newRawPlace(l.place)
+	if err != nil {
+		return err
+	}
 	for rep := range l.reps {
 		for _, step := range []struct {
 			name string
@@ -211,7 +214,7 @@ func (l *layer) measure(ctx context.Context) (err error) {
 		}{
 			{"copy", &l.times.Copy, func(context.Context) error { return l.copy(1) }},
 			{"copy on all cores", &l.times.CopyAll, func(context.Context) error { return l.copy(puts()) }},
-			{"raw write", &l.times.RawWrite, raw.write},
+			{"raw write", &l.times.RawWrite, func(ctx context.Context) error { return raw.write(ctx, l.source) }},
 			{"save", &l.times.Save, l.save},
 			{"raw read", &l.times.RawRead, func(ctx context.Context) error { return raw.read(ctx, l.spare) }},
 			{"load", nil, l.load},
@@ -336,6 +339,13 @@ func (l *layer) prepareTargets(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	objects, err := ckpt.ListAll(ctx, l.store, benchJob+"/"+cp.Commit.Attempt+"/")
+	if err != nil {
+		return err
+	}
+	for _, o := range objects {
+		l.times.Stored += o.Size
+	}
 	for _, st := range cp.States() {
 		t := &memoryState{layout: st.Layout()}
 		for _, info := range t.layout {
@@ -396,7 +406,7 @@ func (l *layer) remove(ctx context.Context) error {
 	return nil
 }
 
-// openStore opens what -store names.
-func openStore(_ context.Context, place string) (ckpt.Store, error) {
-	return openFolder(filepath.Clean(place))
+// openStore opens what -store names, as a daemon does.
+func openStore(ctx context.Context, place string) (ckpt.Store, error) {
+	return open.Store(ctx, place, open.Write, open.Options{})
 }

@@ -6,6 +6,7 @@ import (
 	"context"
 	"path/filepath"
 	"strconv"
+	"strings"
 )
 
 // measureRival runs one of scripts/rivals over variants of saving and loading. Each variant's first save is told apart.
@@ -18,8 +19,9 @@ func (p ckptPlan) measureRival(ctx context.Context, c *cell, r *ckptResults, who
 			Shared float64   `json:"shared_mib"`
 		} `json:"variants"`
 	}
+	place, _, _ := strings.Cut(p.place(c, "rival-"+c.Name), "?") // of an URL: its parameters are in the environment
 	args := []string{
-		filepath.Join("scripts", "rivals", script), p.place(c, "rival-"+c.Name), strconv.Itoa(c.Ranks), strconv.Itoa(c.MiB), c.DType,
+		filepath.Join("scripts", "rivals", script), place, strconv.Itoa(c.Ranks), strconv.Itoa(c.MiB), c.DType,
 		strconv.Itoa(p.reps), strconv.FormatFloat(c.StepMS, 'g', -1, 64),
 	}
 	seen, err := tell(ctx, &told, p.python, append(args, variants...)...)

@@ -69,10 +69,10 @@ func (p ckptPlan) measureVerbs(ctx context.Context, dir string, r *ckptResults) 
 	return nil
 }
 
-// verbArguments ask for the newest checkpoint of the benchmark's job.
+// verbArguments ask for the newest checkpoint of the benchmark's job: its restore as it is, and its conversion.
 func verbArguments(verb, place, to string) []string {
 	if verb == "convert" {
-		return []string{"ckpt", "convert", "latest", to, "--store", place, "--job", benchJob, "--to", "safetensors"}
+		return []string{"ckpt", "convert", place + "/" + benchJob, to, "--to", "safetensors"}
 	}
 	return []string{"ckpt", "restore", "latest", to, "--store", place, "--job", benchJob}
 }
