@@ -41,3 +41,9 @@ func TestGatewayProbe(t *testing.T) {
 		t.Errorf("versitygw is said to miss %+v", missing)
 	}
 }
+
+// TestGatewayRetention: forget, undelete and gc, which race for conditions on one object, over a real server.
+func TestGatewayRetention(t *testing.T) {
+	g := s3test.StartGateway(t, false)
+	retains(t, storewrap.NewRetry(open(t, g.StoreURL("run"), g.Env()), quick))
+}

@@ -84,6 +84,8 @@ func newCkptLatest(a *app) *cobra.Command {
 func (r *reader) ckptError(err error) error {
 	where := "phalanx ckpt ls --store " + r.settings.Store + " --job " + r.settings.Job
 	switch {
+	case errors.Is(err, ckpt.ErrAuth), errors.Is(err, context.DeadlineExceeded):
+		return node.StoreProblem(err)
 	case errors.Is(err, ckpt.ErrNoCheckpoint):
 		return problem(node.CodeNotFound, "jobs are the folders of the store; see "+where, "%w", err)
 	case errors.Is(err, ckpt.ErrFormat):

@@ -15,7 +15,6 @@ import (
 
 	"phalanx"
 	"phalanx/ckpt"
-	"phalanx/ckpt/fs"
 	"phalanx/cmd/phalanx/internal/settings"
 	"phalanx/node"
 )
@@ -63,11 +62,7 @@ func (r *reader) openForChange(c *cobra.Command) (ckpt.Store, error) {
 	if _, err := r.open(c); err != nil {
 		return nil, err
 	}
-	s, err := fs.New(r.settings.Store)
-	if err != nil {
-		return nil, problem(node.CodeFailed, "this verb changes the store: it needs the right to write there", "checkpoint store %s: %w", r.settings.Store, err)
-	}
-	return s, nil
+	return createStore(c.Context(), r.settings.Store)
 }
 
 // operator is who gives an order, in words.
