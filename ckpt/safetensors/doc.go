@@ -34,9 +34,9 @@
 // reach, in every dimension, and they must cover it once. So a missing box at the far end of the outermost dimension cannot be
 // noticed; one inside is.
 //
-// PyTorch's own reader of these folders reads all *.safetensors files and ignores the index. Its consolidation of boxes into
-// whole tensors knows F16, F32, F64, BF16, I8, I16, I32, I64 and U8 only and reads other types as float32: ReadByPyTorch says
-// which types are safe there. The order in which a writer puts files: tensors first, index last (see IndexName).
+// PyTorch's own reader of these folders reads all *.safetensors files and ignores the index. It does not know every type, and
+// its consolidation of boxes into whole tensors even fewer: see ReadByPyTorch and ConsolidatedByPyTorch. The order in which a
+// writer puts files: tensors first, index last (see IndexName).
 //
 // # Tied tensors
 //

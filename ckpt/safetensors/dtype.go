@@ -36,8 +36,16 @@ func DTypeName(dtype string) (string, error) {
 	return "", fmt.Errorf("%w: unknown dtype %.40q", ErrUnsupported, dtype)
 }
 
-// ReadByPyTorch reports whether all readers of PyTorch know a dtype. Its consolidation of boxes (consolidate_safetensors_files,
-// and the readers up to 2.14 or so) takes a type that it does not know for float32.
+// ReadByPyTorch reports whether torch.distributed.checkpoint reads tensors of a dtype from safetensors files (its
+// HuggingFaceStorageReader, 2.11 to 2.15): all that the format has but F8_E8M0, which safetensors.torch.load_file does read.
 func ReadByPyTorch(dtype string) bool {
-	return slices.Contains([]string{"f16", "f32", "f64", "bf16", "i8", "i16", "i32", "i64", "u8"}, dtype)
+	_, err := DTypeName(dtype)
+	return err == nil && dtype != "f8_e8m0fnu"
+}
+
+// ConsolidatedByPyTorch reports whether PyTorch can put boxes of tensors of a dtype together in new files
+// (consolidate_safetensors_files, 2.11 to 2.15). It can for floats only, and fails or writes other bytes for the rest. It also
+// writes zeros for every scalar, of any dtype.
+func ConsolidatedByPyTorch(dtype string) bool {
+	return slices.Contains([]string{"f64", "f32", "f16", "bf16", "f8_e4m3fn", "f8_e5m2", "f8_e4m3fnuz", "f8_e5m2fnuz"}, dtype)
 }

@@ -219,7 +219,87 @@ def pickle_objects(path):
     return None
 
 
-COMMANDS = {f.__name__: f for f in (info, records, large, load, load_nested, load_sharded, save, torch_save, pickle_objects)}
+def safetensors_load(path):
+    """What the safetensors package reads in a file."""
+    from safetensors import safe_open
+    from safetensors.torch import load_file
+
+    with safe_open(path, "pt") as f:
+        metadata = f.metadata()
+    return {"tensors": [pack(n, t) for n, t in sorted(load_file(path).items())], "metadata": metadata}
+
+
+def safetensors_save(path, tensors, metadata):
+    from safetensors.torch import save_file
+
+    save_file({d["name"]: unpack(d) for d in tensors}, path, metadata=metadata)
+
+
+def hf_load(path, tensors):
+    """torch.distributed.checkpoint.load of a folder of safetensors files."""
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+
+    state = {d["name"]: blank(d) for d in tensors}
+    dcp.load(state, storage_reader=HuggingFaceStorageReader(path))
+    return [pack(n, t) for n, t in state.items()]
+
+
+def hf_consolidate(path, out, files):
+    """PyTorch's own way from boxes to whole tensors; files has the number of each tensor's file."""
+    from torch.distributed.checkpoint._consolidate_hf_safetensors import consolidate_safetensors_files
+
+    consolidate_safetensors_files(path, out, fqn_to_index_mapping=files)
+
+
+def hf_save_ranked(rank, path, tensors, files):
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
+
+    ranks = dist.get_world_size()
+    state = {}
+    for d in tensors:
+        t = unpack(d)
+        if d.get("place"):
+            shape = (ranks,) if len(d["place"]) == 1 else (2, ranks // 2)
+            t = distribute_tensor(t, init_device_mesh("cpu", shape), placements(d["place"]))
+        state[d["name"]] = t
+    writer = HuggingFaceStorageWriter(path, fqn_to_index_mapping=files, save_distributed=True)
+    dcp.save(state, storage_writer=writer)
+
+
+def hf_save(path, tensors, ranks, files):
+    """torch.distributed.checkpoint.save into a folder of safetensors files: boxes of several ranks, or whole tensors and an index."""
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
+
+    if ranks > 1:
+        group(hf_save_ranked, ranks, path, tensors, files)
+        return
+    state = {d["name"]: unpack(d) for d in tensors}
+    dcp.save(state, storage_writer=HuggingFaceStorageWriter(path, fqn_to_index_mapping=files), no_dist=True)
+
+
+def torch_save_nested(path, tensors):
+    """One torch.save file with all tensors, two of which share a storage, and with what is no tensor."""
+    state, want = kinds(tensors)
+    first = tensors[0]["name"]
+    value = dict(nested(state), tied=state[first], other={"lr": 0.25, "betas": (0.9, 0.95), 3: None}, size=torch.Size([1]))
+    torch.save(value, path)
+    return want + [pack(first, state[first])]
+
+
+def casts(script, out):
+    """The digests of PyTorch's casts, as ckpt/elem keeps them."""
+    import runpy
+
+    runpy.run_path(script)["main"](out)
+
+
+COMMANDS = {
+    f.__name__: f
+    for f in (
+        info, records, large, load, load_nested, load_sharded, save, torch_save, pickle_objects, safetensors_load,
+        safetensors_save, hf_load, hf_consolidate, hf_save, torch_save_nested, casts,
+    )
+}
 
 
 def main():

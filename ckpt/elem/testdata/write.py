@@ -10,13 +10,12 @@ import sys
 
 import torch
 
-FLOATS = {
-    "f16": torch.float16, "bf16": torch.bfloat16, "f8_e4m3fn": torch.float8_e4m3fn, "f8_e5m2": torch.float8_e5m2,
-    "f8_e4m3fnuz": torch.float8_e4m3fnuz, "f8_e5m2fnuz": torch.float8_e5m2fnuz, "f8_e8m0fnu": torch.float8_e8m0fnu,
-    "f32": torch.float32, "f64": torch.float64,
+NAMES = {
+    "f16": "float16", "bf16": "bfloat16", "f8_e4m3fn": "float8_e4m3fn", "f8_e5m2": "float8_e5m2", "f8_e4m3fnuz": "float8_e4m3fnuz",
+    "f8_e5m2fnuz": "float8_e5m2fnuz", "f8_e8m0fnu": "float8_e8m0fnu", "f32": "float32", "f64": "float64",
 }
+FLOATS = {name: getattr(torch, of) for name, of in NAMES.items() if hasattr(torch, of)}  # 2.6 has no float8_e8m0fnu
 INTEGERS = {"i8": torch.int8, "u8": torch.uint8, "i16": torch.int16, "u16": torch.uint16, "i32": torch.int32, "u32": torch.uint32, "i64": torch.int64}
-COMPLEX = {"c64": torch.complex64, "c128": torch.complex128}
 
 
 def float32s():
