@@ -120,8 +120,9 @@ func mergeCoordinate(coordinate int, parts []*Part) (*Manifest, error) {
 	if err := CheckLayout(layout); err != nil {
 		return nil, fmt.Errorf("coordinate %d: %w", coordinate, err)
 	}
+	want := layoutHash(layout) // once: it is work for a large layout
 	for _, p := range parts {
-		if p.Layout != layoutHash(layout) {
+		if p.Layout != want {
 			return nil, fmt.Errorf("coordinate %d: rank %d has another layout, or tensors are listed by nobody", coordinate, p.Rank)
 		}
 	}

@@ -126,6 +126,7 @@ func (d directory) List(ctx context.Context, limit int) ([]ckpt.Info, error) {
 type prefixed struct {
 	store  ckpt.Store
 	prefix string // ends with a slash, or ""
+	place  string // as it was given, "" makes one of the store's name
 }
 
 // NewPrefix reads the objects of a store whose keys begin with prefix and a slash; "" is the whole store.
@@ -133,10 +134,13 @@ func NewPrefix(s ckpt.Store, prefix string) Files {
 	if prefix = strings.Trim(prefix, "/"); prefix != "" {
 		prefix += "/"
 	}
-	return prefixed{s, prefix}
+	return prefixed{store: s, prefix: prefix}
 }
 
 func (p prefixed) Place() string {
+	if p.place != "" {
+		return p.place
+	}
 	return strings.TrimSuffix(p.store.Capabilities().Name, "/") + "/" + strings.TrimSuffix(p.prefix, "/")
 }
 

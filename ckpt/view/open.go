@@ -70,11 +70,11 @@ func openPlace(ctx context.Context, place string, open OpenStore, o Options) (*V
 			return nil, err
 		}
 		if _, err := s.Stat(ctx, base); err == nil {
-			return openFile(ctx, NewPrefix(s, ""), base)
+			return openFile(ctx, prefixed{s, "", parent}, base)
 		} else if !errors.Is(err, ckpt.ErrNotFound) {
 			return nil, err
 		}
-		return openFolder(ctx, NewPrefix(s, base), o)
+		return openFolder(ctx, prefixed{s, base + "/", place}, o)
 	}
 	s, err := open(ctx, place)
 	if err != nil {

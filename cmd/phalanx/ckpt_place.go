@@ -154,17 +154,17 @@ func interruptible(run func(*cobra.Command, []string) error) func(*cobra.Command
 	}
 }
 
-// fencing says by what publishing is fenced, "" for what no job publishes into.
+// fencing says by what publishing was fenced, "" for what no job published.
 func fencing(v *view.View) string {
+	const byStore, byLog = "by the store: the commit object was created only because it was absent",
+		"by the job's log alone: the store cannot create conditionally, so two jobs of one name could both have published"
 	switch {
-	case v.Store == nil || v.Format != view.Phalanx:
+	case v.Published == nil || v.Store == nil:
 		return ""
-	case v.Store.Untried:
-		return "as the store can: `phalanx store probe URL` tries it out, which reading does not"
-	case v.Store.ConditionalCreate:
-		return "by the store: commit objects are created only if they are absent"
+	case v.Published.Fenced, v.Published.Format < 2 && v.Store.ConditionalCreate: // format 1 does not say, the store of then is that of now
+		return byStore
 	}
-	return "by the job's log alone: the store cannot create conditionally, so two jobs of one name could both publish"
+	return byLog
 }
 
 // plural is a count with its word.

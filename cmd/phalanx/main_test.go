@@ -3,9 +3,14 @@
 package main
 
 import (
+	"encoding/binary"
+	"fmt"
 	"os"
+	"os/exec"
+	"path/filepath"
 	"strconv"
 	"testing"
+	"time"
 
 	"github.com/rogpeppe/go-internal/testscript"
 )
@@ -40,7 +45,7 @@ func TestScripts(t *testing.T) {
 			return nil
 		},
 		RequireExplicitExec: true,
-		Cmds:                map[string]func(*testscript.TestScript, bool, []string){"code": exitsWith, "damage": damageByte, "publish": publishSome, "abandon": abandonOne, "flip": flipByte},
+		Cmds:                map[string]func(*testscript.TestScript, bool, []string){"code": exitsWith, "damage": damageByte, "publish": publishSome, "abandon": abandonOne, "flip": flipByte, "huge": hugeFile, "interrupt": interruptIt},
 	})
 }
 
@@ -86,4 +91,49 @@ func flipByte(ts *testscript.TestScript, neg bool, args []string) {
 	ts.Check(err)
 	b[at] ^= 1
 	ts.Check(os.WriteFile(path, b, 0o600))
+}
+
+// hugeFile makes a file of safetensors with one tensor of that many MiB, of zeros that take no room on the disk.
+func hugeFile(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) != 2 {
+		ts.Fatalf("usage: huge file MiB")
+	}
+	size, err := strconv.Atoi(args[1])
+	ts.Check(err)
+	head := fmt.Appendf(nil, `{"zeros":{"dtype":"U8","shape":[%d,1048576],"data_offsets":[0,%d]}}`, size, size<<20)
+	path := ts.MkAbs(args[0])
+	ts.Check(os.WriteFile(path, append(binary.LittleEndian.AppendUint64(nil, uint64(len(head))), head...), 0o600))
+	ts.Check(os.Truncate(path, int64(8+len(head)+size<<20)))
+}
+
+// interruptIt starts a program, sends it INT as soon as a file matches a pattern, and wants 130 within ten seconds.
+func interruptIt(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) < 2 {
+		ts.Fatalf("usage: interrupt pattern program args…")
+	}
+	c := exec.Command(args[1], args[2:]...)
+	c.Dir, c.Env = ts.MkAbs("."), append(os.Environ(), "HOME="+ts.MkAbs("."))
+	path, err := exec.LookPath(args[1])
+	ts.Check(err)
+	c.Path = path
+	ts.Check(c.Start())
+	deadline := time.Now().Add(10 * time.Second)
+	for {
+		if found, _ := filepath.Glob(ts.MkAbs(args[0])); len(found) > 0 {
+			break
+		}
+		if time.Now().After(deadline) {
+			_ = c.Process.Kill()
+			_ = c.Wait()
+			ts.Fatalf("nothing matches %s after ten seconds", args[0])
+		}
+		time.Sleep(time.Millisecond)
+	}
+	ts.Check(c.Process.Signal(os.Interrupt))
+	kill := time.AfterFunc(10*time.Second, func() { _ = c.Process.Kill() })
+	defer kill.Stop()
+	_ = c.Wait()
+	if code := c.ProcessState.ExitCode(); code != 130 {
+		ts.Fatalf("%v: exit code %d, want 130", args[1:], code)
+	}
 }
