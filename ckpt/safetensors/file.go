@@ -159,21 +159,27 @@ const metadataKey = "__metadata__"
 
 // covers checks that the tensors, which are sorted, lie one after the other from the begin of the buffer to the file's end.
 func (f *File) covers() error {
-	at, before := f.DataAt, "the header"
-	for _, t := range f.Tensors {
-		switch {
-		case t.At > at:
-			return fmt.Errorf("%w: bytes [%d, %d) between %s and tensor %.200q belong to no tensor", ErrDamaged, at, t.At, before, t.Name)
-		case t.At < at:
-			return fmt.Errorf("%w: tensor %.200q begins at offset %d, inside of %s, which ends at %d", ErrDamaged, t.Name, t.At, before, at)
+	at := f.DataAt
+	before := func(i int) string {
+		if i == 0 {
+			return "the header"
 		}
-		at, before = t.At+t.Length, fmt.Sprintf("tensor %.200q", t.Name)
-		if at > f.Size {
-			return fmt.Errorf("%w: %s has bytes [%d, %d), the file ends at %d: %d bytes are missing", ErrDamaged, before, t.At, at, f.Size, at-f.Size)
+		return fmt.Sprintf("tensor %.200q", f.Tensors[i-1].Name)
+	}
+	for i, t := range f.Tensors {
+		switch end := t.At + t.Length; {
+		case t.At > at:
+			return fmt.Errorf("%w: bytes [%d, %d) between %s and tensor %.200q belong to no tensor", ErrDamaged, at, t.At, before(i), t.Name)
+		case t.At < at:
+			return fmt.Errorf("%w: tensor %.200q begins at offset %d, inside of %s, which ends at %d", ErrDamaged, t.Name, t.At, before(i), at)
+		case end > f.Size:
+			return fmt.Errorf("%w: tensor %.200q has bytes [%d, %d), the file ends at %d: %d bytes are missing", ErrDamaged, t.Name, t.At, end, f.Size, end-f.Size)
+		default:
+			at = end
 		}
 	}
 	if at != f.Size {
-		return fmt.Errorf("%w: %s ends at offset %d, the file has %d bytes: %d bytes belong to no tensor", ErrDamaged, before, at, f.Size, f.Size-at)
+		return fmt.Errorf("%w: %s ends at offset %d, the file has %d bytes: %d bytes belong to no tensor", ErrDamaged, before(len(f.Tensors)), at, f.Size, f.Size-at)
 	}
 	return nil
 }

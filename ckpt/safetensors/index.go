@@ -75,7 +75,7 @@ func DecodeIndex(content []byte) (Index, error) {
 		case "weight_map":
 			x.WeightMap = map[string]string{}
 			return w.object(func(name string) error {
-				file, err := w.text(fmt.Sprintf("tensor %.200q", name))
+				file, err := w.text(about{"tensor", name, ""})
 				if err == nil && !localFile(file) {
 					err = w.fail("tensor %.200q: %.200q is no file of this folder", name, file)
 				}

@@ -57,7 +57,7 @@ func (f *File) Offsets() (map[string][]int, error) {
 			if field != "saved_offsets" {
 				return w.skip()
 			}
-			offsets[name], err = w.counts(fmt.Sprintf("tensor %.200q: saved_offsets", name))
+			offsets[name], err = w.counts(about{"tensor", name, "saved_offsets"})
 			return err
 		})
 	})

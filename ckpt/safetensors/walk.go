@@ -150,7 +150,17 @@ func (w *walker) end() error {
 	return nil
 }
 
-func (w *walker) text(of string) (string, error) {
+// about names what a value is of. It becomes text in errors only: a header has tens of thousands of values.
+type about struct{ what, name, field string }
+
+func (a about) String() string {
+	if a.field != "" {
+		return fmt.Sprintf("%s %.200q: %s", a.what, a.name, a.field)
+	}
+	return fmt.Sprintf("%s %.200q", a.what, a.name)
+}
+
+func (w *walker) text(of about) (string, error) {
 	t, err := w.token()
 	if err != nil {
 		return "", err
@@ -173,14 +183,14 @@ func (w *walker) strings(into *map[string]string) error {
 	}
 	*into = map[string]string{}
 	return w.members(func(key string) error {
-		value, err := w.text(fmt.Sprintf("%s %.200q", metadataKey, key))
+		value, err := w.text(about{metadataKey, key, ""})
 		(*into)[key] = value
 		return err
 	})
 }
 
 // counts reads a list of whole numbers from 0.
-func (w *walker) counts(of string) ([]int, error) {
+func (w *walker) counts(of about) ([]int, error) {
 	if err := w.delim('['); err != nil {
 		return nil, err
 	}
@@ -225,15 +235,15 @@ func (w *walker) skip() error {
 func (w *walker) tensor(name string, dataAt int64) (Tensor, error) {
 	t := Tensor{Name: name}
 	var offsets []int
-	of := fmt.Sprintf("tensor %.200q", name)
+	of := about{"tensor", name, ""}
 	err := w.object(func(field string) (err error) {
 		switch field {
 		case "dtype":
-			t.DTypeName, err = w.text(of + ": dtype")
+			t.DTypeName, err = w.text(about{"tensor", name, "dtype"})
 		case "shape":
-			t.Shape, err = w.counts(of + ": shape")
+			t.Shape, err = w.counts(about{"tensor", name, "shape"})
 		case "data_offsets":
-			offsets, err = w.counts(of + ": data_offsets")
+			offsets, err = w.counts(about{"tensor", name, "data_offsets"})
 		default:
 			err = w.skip()
 		}
