@@ -90,6 +90,9 @@ func GC(ctx context.Context, s Store, inv *Inventory, o GCOptions) (Collected, e
 	if err := c.tidy(ctx); err != nil {
 		return failed(err)
 	}
+	if err := c.settle(ctx); err != nil {
+		return failed(err)
+	}
 	if kept != nil {
 		return failed(fmt.Errorf("kept, with all that it may name: %w", kept))
 	}

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 )
@@ -17,14 +18,22 @@ func TakeInventory(ctx context.Context, s Store, job string, lineage func(*Commi
 	fail := func(err error) (*Inventory, error) {
 		return nil, fmt.Errorf("take stock of %s: %w", job, err)
 	}
-	records, problems, err := List(ctx, s, job)
+	folders, err := ListAttempts(ctx, s, job)
+	if err != nil {
+		return fail(err)
+	}
+	records, problems, settled, err := listUnsettled(ctx, s, job)
+	if err == nil && settled != nil && hasNameless(records, folders) {
+		settled = nil // whether a record names it must be known for sure before anybody thinks of deleting it
+		records, problems, err = List(ctx, s, job)
+	}
 	if err != nil {
 		return fail(err)
 	}
 	if _, _, err := suspects(problems); err != nil {
 		return fail(err)
 	}
-	inv := &Inventory{Job: job, Records: records, Problems: problems, Damaged: map[uint64]error{}, OffLineage: leftByBranches(records)}
+	inv := &Inventory{Job: job, Records: records, Problems: problems, Folders: folders, Settled: settled, Damaged: map[uint64]error{}, OffLineage: leftByBranches(records)}
 	if lineage != nil {
 		for _, r := range records {
 			if r.Commit != nil && !lineage(r.Commit) {
@@ -33,9 +42,6 @@ func TakeInventory(ctx context.Context, s Store, job string, lineage func(*Commi
 		}
 	}
 	if inv.Marks, err = ReadMarks(ctx, s, job); err != nil {
-		return fail(err)
-	}
-	if inv.Folders, err = attemptFolders(ctx, s, job); err != nil {
 		return fail(err)
 	}
 	if err := inv.lookAtNewest(ctx, s); err != nil {
@@ -70,6 +76,22 @@ func (inv *Inventory) lookAtNewest(ctx context.Context, s Store) error {
 		}
 	}
 	return nil
+}
+
+// hasNameless reports whether an attempt is named by none of the records and is not newer than the newest of them.
+func hasNameless(records []Record, folders []Attempt) bool {
+	if len(records) == 0 {
+		return len(folders) > 0
+	}
+	named := map[Attempt]bool{}
+	for _, r := range records {
+		named[r.Attempt()] = true
+	}
+	newest := records[len(records)-1].Attempt()
+	return slices.ContainsFunc(folders, func(a Attempt) bool {
+		g := a.Generation.Compare(newest.Generation)
+		return !named[a] && (g < 0 || g == 0 && a.Step <= newest.Step)
+	})
 }
 
 // record is the record with a number, the zero value when it cannot be read.

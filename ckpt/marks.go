@@ -34,6 +34,7 @@ const (
 	HoldMark     MarkKind = "hold"     // JOB/holds/NUMBER.OWNER.json: kept for its owner until it expires
 	VerifiedMark MarkKind = "verified" // JOB/verified/NUMBER.json: what the last verification of it found
 	SeenMark     MarkKind = "seen"     // JOB/abandoned/ATTEMPT.json: since when gc knows that an attempt is abandoned
+	SettledMark  MarkKind = "settled"  // JOB/settled.json: which numbers gc need not look at again
 )
 
 func (k MarkKind) folder() string {
@@ -46,6 +47,7 @@ func (k MarkKind) folder() string {
 		return "verified"
 	case SeenMark:
 		return "abandoned"
+	case SettledMark:
 	}
 	return "unknown"
 }
@@ -85,6 +87,8 @@ type Mark struct {
 
 	Attempt string `json:"attempt,omitempty"` // SeenMark: name of the folder
 
+	Left []uint64 `json:"left,omitempty"` // SettledMark: the numbers up to Number that are not swept, ascending
+
 	Sum *CRC `json:"sum,omitempty"` // as in a commit
 }
 
@@ -92,6 +96,8 @@ type Mark struct {
 func (m *Mark) Key() string {
 	name := fmt.Sprintf("%012d", m.Number)
 	switch m.Kind {
+	case SettledMark:
+		return m.Job + "/settled.json"
 	case HoldMark:
 		name += "." + m.Owner
 	case SeenMark:
@@ -155,6 +161,12 @@ func (m *Mark) validate() error {
 	case SeenMark:
 		if _, err := ParseAttempt(m.Job, m.Attempt); err != nil {
 			return err
+		}
+	case SettledMark:
+		for i, n := range m.Left {
+			if n == 0 || n > m.Number || i > 0 && n <= m.Left[i-1] {
+				return fmt.Errorf("numbers up to %d are left: %d is no such, or not in order", m.Number, n)
+			}
 		}
 	default:
 		return fmt.Errorf("kind %.20q is unknown", m.Kind)
@@ -262,6 +274,7 @@ func (m *Marks) add(k *Mark) {
 		m.Verified[k.Number] = k
 	case SeenMark:
 		m.Seen[k.Attempt] = k
+	case SettledMark: // read by itself
 	}
 }
 

@@ -21,11 +21,12 @@ func someMarks() []*ckpt.Mark {
 		{Format: 2, Kind: ckpt.HoldMark, Job: "job", Number: 2, SHA256: hash(2), UnixNS: 7, Owner: "eval-3", UntilUnixNS: 9},
 		{Format: 2, Kind: ckpt.VerifiedMark, Job: "job", Number: 3, SHA256: hash(3), UnixNS: 7, Level: ckpt.LevelData, OK: true, Version: "1.0"},
 		{Format: 2, Kind: ckpt.SeenMark, Job: "job", UnixNS: 7, Attempt: "step-3-g1-a2.77"},
+		{Format: 2, Kind: ckpt.SettledMark, Job: "job", Number: 40, SHA256: hash(4), UnixNS: 7, Left: []uint64{3, 39}},
 	}
 }
 
 func TestMarkKeys(t *testing.T) {
-	want := []string{"job/pins/000000000001.json", "job/holds/000000000002.eval-3.json", "job/verified/000000000003.json", "job/abandoned/step-3-g1-a2.77.json"}
+	want := []string{"job/pins/000000000001.json", "job/holds/000000000002.eval-3.json", "job/verified/000000000003.json", "job/abandoned/step-3-g1-a2.77.json", "job/settled.json"}
 	for i, m := range someMarks() {
 		if m.Key() != want[i] || ckpt.ValidKey(m.Key()) != nil {
 			t.Errorf("%s, want %s", m.Key(), want[i])
@@ -35,19 +36,22 @@ func TestMarkKeys(t *testing.T) {
 
 func TestMarksRefuse(t *testing.T) {
 	for name, edit := range map[string]func(*ckpt.Mark){
-		"format 1":      func(m *ckpt.Mark) { m.Format = 1 },
-		"newer format":  func(m *ckpt.Mark) { m.Format = 3 },
-		"kind":          func(m *ckpt.Mark) { m.Kind = "note" },
-		"job":           func(m *ckpt.Mark) { m.Job = "a/b" },
-		"number":        func(m *ckpt.Mark) { m.Number = 0 },
-		"digest":        func(m *ckpt.Mark) { m.SHA256 = "x" },
-		"words":         func(m *ckpt.Mark) { m.Why = strings.Repeat("x", ckpt.MaxWhy+1) },
-		"owner":         func(m *ckpt.Mark) { m.Kind, m.Owner = ckpt.HoldMark, "a/b" },
-		"no owner":      func(m *ckpt.Mark) { m.Kind = ckpt.HoldMark },
-		"level":         func(m *ckpt.Mark) { m.Kind, m.Level = ckpt.VerifiedMark, "deep" },
-		"no level":      func(m *ckpt.Mark) { m.Kind = ckpt.VerifiedMark },
-		"attempt":       func(m *ckpt.Mark) { m.Kind, m.Number, m.Attempt = ckpt.SeenMark, 0, "step" },
-		"seen a number": func(m *ckpt.Mark) { m.Kind, m.Attempt = ckpt.SeenMark, "step-3-g1-a2.77" },
+		"format 1":        func(m *ckpt.Mark) { m.Format = 1 },
+		"newer format":    func(m *ckpt.Mark) { m.Format = 3 },
+		"kind":            func(m *ckpt.Mark) { m.Kind = "note" },
+		"job":             func(m *ckpt.Mark) { m.Job = "a/b" },
+		"number":          func(m *ckpt.Mark) { m.Number = 0 },
+		"digest":          func(m *ckpt.Mark) { m.SHA256 = "x" },
+		"words":           func(m *ckpt.Mark) { m.Why = strings.Repeat("x", ckpt.MaxWhy+1) },
+		"owner":           func(m *ckpt.Mark) { m.Kind, m.Owner = ckpt.HoldMark, "a/b" },
+		"no owner":        func(m *ckpt.Mark) { m.Kind = ckpt.HoldMark },
+		"level":           func(m *ckpt.Mark) { m.Kind, m.Level = ckpt.VerifiedMark, "deep" },
+		"no level":        func(m *ckpt.Mark) { m.Kind = ckpt.VerifiedMark },
+		"attempt":         func(m *ckpt.Mark) { m.Kind, m.Number, m.Attempt = ckpt.SeenMark, 0, "step" },
+		"settled too far": func(m *ckpt.Mark) { m.Kind, m.Left = ckpt.SettledMark, []uint64{2} },
+		"settled nothing": func(m *ckpt.Mark) { m.Kind, m.Left = ckpt.SettledMark, []uint64{0} },
+		"out of order":    func(m *ckpt.Mark) { m.Kind, m.Number, m.Left = ckpt.SettledMark, 9, []uint64{2, 2} },
+		"seen a number":   func(m *ckpt.Mark) { m.Kind, m.Attempt = ckpt.SeenMark, "step-3-g1-a2.77" },
 	} {
 		m := *someMarks()[0]
 		edit(&m)

@@ -83,13 +83,22 @@ func List(ctx context.Context, s Store, job string) ([]Record, []Problem, error)
 	if err != nil {
 		return nil, nil, err
 	}
-	all := make([]Record, newest)
-	errs := make([]error, newest)
+	numbers := make([]uint64, newest)
+	for i := range numbers {
+		numbers[i] = uint64(i) + 1
+	}
+	return readRecords(ctx, s, job, numbers)
+}
+
+// readRecords reads the records with these numbers, which ascend, and checks the links between neighbours.
+func readRecords(ctx context.Context, s Store, job string, numbers []uint64) ([]Record, []Problem, error) {
+	all := make([]Record, len(numbers))
+	errs := make([]error, len(numbers))
 	group, gctx := errgroup.WithContext(ctx)
 	group.SetLimit(requestLimit)
-	for i := range all {
+	for i, n := range numbers {
 		group.Go(func() error {
-			all[i], errs[i] = readRecord(gctx, s, job, uint64(i)+1)
+			all[i], errs[i] = readRecord(gctx, s, job, n)
 			return gctx.Err()
 		})
 	}
@@ -100,10 +109,10 @@ func List(ctx context.Context, s Store, job string) ([]Record, []Problem, error)
 	var problems []Problem
 	for i, r := range all {
 		if errs[i] != nil {
-			problems = append(problems, Problem{Number: uint64(i) + 1, Err: errs[i]})
+			problems = append(problems, Problem{Number: numbers[i], Err: errs[i]})
 			continue
 		}
-		if i > 0 && errs[i-1] == nil {
+		if i > 0 && errs[i-1] == nil && numbers[i-1]+1 == numbers[i] {
 			if err := checkLink(all[i-1], r); err != nil {
 				problems = append(problems, Problem{Number: r.Number, Err: err, Link: true})
 			}

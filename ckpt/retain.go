@@ -91,7 +91,8 @@ func (d *Decision) Words() string {
 // Inventory is all that retention knows of a job: what TakeInventory has read.
 type Inventory struct {
 	Job      string
-	Records  []Record  // as List gives them
+	Records  []Record  // as List gives them, without those that are settled
+	Settled  *Mark     // which numbers were swept before, and are left out; nil: none is
 	Problems []Problem // likewise
 	Marks    *Marks
 	Folders  []Attempt        // attempts that have objects

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"reflect"
 	"strings"
 	"testing"
 	"time"
@@ -103,7 +104,7 @@ func TestGoldenRetain(t *testing.T) {
 			t.Fatalf("%s: %+v, %v", m.Key(), got, err)
 		}
 		plain := *got
-		if plain.Sum = nil; plain != *m {
+		if plain.Sum = nil; !reflect.DeepEqual(&plain, m) {
 			t.Fatalf("%s: %+v, want %+v", m.Key(), got, m)
 		}
 		for i := range b {
