@@ -63,8 +63,8 @@ test-go: fmt-check vet lint build ## format, vet, lint, build, all tests in Go, 
 .PHONY: test-s3
 test-s3: ## the store in buckets against a real S3 server (versitygw); the first run builds the server, which takes minutes
 	scripts/versitygw.sh
-	$(GO) vet -tags s3 ./ckpt/s3/... ./cmd/phalanx
-	$(GO) test -tags s3 -vet=off -timeout=7m $(TESTFLAGS) -run Gateway -p 1 ./ckpt/s3 ./cmd/phalanx
+	$(GO) vet -tags s3 ./ckpt/s3/... ./chaos
+	$(GO) test -tags s3 -vet=off -timeout=7m $(TESTFLAGS) -run Gateway -p 1 ./ckpt/s3 ./chaos
 
 # The version of PyTorch for test-torch.
 TORCH ?= 2.15

@@ -95,8 +95,9 @@ func TestErrorsSayWhatToDo(t *testing.T) {
 		is   error
 		hint string
 	}{
-		unix.ENOSPC: {unix.ENOSPC, "make room"},
-		unix.EDQUOT: {unix.EDQUOT, "--keep"},
+		unix.ENOSPC: {ckpt.ErrNoSpace, "make room"},
+		unix.EDQUOT: {ckpt.ErrNoSpace, "--keep"},
+		unix.ESTALE: {ckpt.ErrUnavailable, "does not answer now"},
 		unix.EROFS:  {ckpt.ErrReadOnly, "mounted read-only"},
 		unix.EACCES: {ckpt.ErrReadOnly, "check owner and mode"},
 		unix.ENOENT: {ckpt.ErrNotFound, "no such file below /data"},

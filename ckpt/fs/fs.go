@@ -232,7 +232,7 @@ func (s *Store) openAt(ctx context.Context, key string, off int64) (f *os.File, 
 	if err != nil {
 		return nil, 0, fmt.Errorf("fs: get %s: %w", key, err)
 	}
-	if f, err = os.Open(path); err != nil {
+	if f, err = s.openFresh(path); err != nil {
 		return nil, 0, s.explain("get", path, err)
 	}
 	st, err := f.Stat()
@@ -250,6 +250,28 @@ func (s *Store) openAt(ctx context.Context, key string, off int64) (f *os.File, 
 	return nil, 0, err
 }
 
+// openFresh opens a file that another host may have written a moment ago.
+func (s *Store) openFresh(path string) (*os.File, error) {
+	f, err := os.Open(path)
+	if errors.Is(err, iofs.ErrNotExist) || errors.Is(err, unix.ESTALE) {
+		s.refresh(path)
+		f, err = os.Open(path)
+	}
+	return f, err
+}
+
+// refresh makes a network file system look again whether a name exists: clients remember for seconds that one did not, and
+// opening and reading the directory asks the server (close-to-open consistency).
+func (s *Store) refresh(path string) {
+	for dir := filepath.Dir(path); len(dir) >= len(s.root); dir = filepath.Dir(dir) {
+		if d, err := os.Open(dir); err == nil {
+			_, _ = d.Readdirnames(1) // what it holds does not matter
+			_ = d.Close()
+			return
+		}
+	}
+}
+
 // Stat implements ckpt.Store.
 func (s *Store) Stat(ctx context.Context, key string) (ckpt.Info, error) {
 	path, err := s.path(key)
@@ -260,6 +282,10 @@ func (s *Store) Stat(ctx context.Context, key string) (ckpt.Info, error) {
 		return ckpt.Info{}, fmt.Errorf("fs: stat %s: %w", key, err)
 	}
 	st, err := os.Stat(path)
+	if errors.Is(err, iofs.ErrNotExist) {
+		s.refresh(path)
+		st, err = os.Stat(path)
+	}
 	if err != nil {
 		return ckpt.Info{}, s.explain("stat", path, err)
 	}
@@ -319,7 +345,10 @@ func (s *Store) explain(verb, path string, err error) error {
 	case errors.Is(err, iofs.ErrPermission):
 		return fmt.Errorf("fs: %s %s: uid %d may not do this in %s, check owner and mode (%v): %w", verb, shown, os.Geteuid(), s.root, err, ckpt.ErrReadOnly)
 	case errors.Is(err, unix.ENOSPC), errors.Is(err, unix.EDQUOT):
-		return fmt.Errorf("fs: %s %s: no space left for %s; make room, or keep fewer checkpoints (--keep): %w", verb, shown, s.root, err)
+		return fmt.Errorf("fs: %s %s: no space left for %s; make room, or keep fewer checkpoints (--keep): %w: %w", verb, shown, s.root, err, ckpt.ErrNoSpace)
+	case errors.Is(err, unix.ESTALE), errors.Is(err, unix.ETIMEDOUT), errors.Is(err, unix.EHOSTDOWN), errors.Is(err, unix.ENOTCONN), errors.Is(err, unix.EAGAIN):
+		// A file server that is away, or a handle of what another host replaced: opening it again helps.
+		return fmt.Errorf("fs: %s %s: the file server of %s does not answer now: %w: %w", verb, shown, s.root, err, ckpt.ErrUnavailable)
 	}
 	return fmt.Errorf("fs: %s %s: %w", verb, shown, err)
 }

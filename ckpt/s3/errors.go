@@ -248,7 +248,7 @@ func (s *Store) hint(c cause, err error) string {
 	case causeAuth:
 		return "check the credentials, from " + s.creds.from
 	case causeSkew:
-		return fmt.Sprintf("set this machine's clock: the store's is %s away", time.Duration(s.wire.skew.Load())*time.Second)
+		return fmt.Sprintf("set this machine's clock: the store's is %s away", (time.Duration(s.wire.skew.Load()) * time.Second).Round(time.Minute))
 	case causeDenied:
 		return fmt.Sprintf("the credentials (from %s) need s3:ListBucket on %s, and s3:GetObject, s3:PutObject and s3:DeleteObject below %s", s.creds.from, s.cfg.Bucket, s.place())
 	case causeRegion:

@@ -36,6 +36,10 @@ func Test(t *testing.T, open func(t *testing.T) ckpt.Store) {
 		{"ListPages", listPages},
 		{"Delete", deletes},
 		{"Keys", keys},
+		{"MetadataKeys", metadataKeys},
+		{"ManyKeys", manyKeys},
+		{"ManyWriters", manyWriters},
+		{"LargeObject", largeObject},
 		{"EndedContext", ended},
 	} {
 		t.Run(test.name, func(t *testing.T) { test.run(t, open(t)) })

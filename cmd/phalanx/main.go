@@ -101,7 +101,7 @@ and the run goes on, with the same result to the bit.`,
 	root.SetFlagErrorFunc(func(c *cobra.Command, err error) error {
 		return problem(node.CodeUsage, flagHint(c, err), "%w", settings.FlagError(err))
 	})
-	root.AddCommand(newRun(a), newDaemon(a), newStatus(a), newMembers(a), newDrain(a), newResize(a), newKey(a), newCkpt(a), newVersion(a))
+	root.AddCommand(newRun(a), newDaemon(a), newStatus(a), newMembers(a), newDrain(a), newResize(a), newKey(a), newCkpt(a), newStore(a), newVersion(a))
 	return root
 }
 

@@ -21,6 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"phalanx/ckpt"
+	"phalanx/ckpt/fs"
 	"phalanx/ckpt/open"
 	"phalanx/cmd/phalanx/internal/control"
 	"phalanx/cmd/phalanx/internal/settings"
@@ -138,6 +139,9 @@ func prepare(ctx context.Context, s *settings.Settings, haveKey bool) error {
 	if err != nil {
 		return node.StoreProblem(err)
 	}
+	if err := provesShared(ctx, s, store); err != nil {
+		return err
+	}
 	switch s.Resume {
 	case "auto":
 	case "never":
@@ -149,6 +153,31 @@ func prepare(ctx context.Context, s *settings.Settings, haveKey bool) error {
 		return err
 	}
 	return s.Write()
+}
+
+// beaconWait is how long names may take to appear on a shared file system.
+const beaconWait = 15 * time.Second
+
+// provesShared leaves a sign of this host in a directory that several hosts are to share, and on a host that joins looks for
+// the sign of one that was there before: a path that is not shared would lose the shards of all other hosts.
+func provesShared(ctx context.Context, s *settings.Settings, store ckpt.Store) error {
+	dir, ok := open.Prober(store).(*fs.Store)
+	if !ok || s.MaxHosts < 2 {
+		return nil
+	}
+	err := dir.WriteBeacon(s.Host)
+	if err == nil && len(s.Join) > 0 {
+		ctx, cancel := context.WithTimeout(ctx, beaconWait)
+		defer cancel()
+		err = dir.AwaitBeacon(ctx, s.Host)
+	}
+	switch {
+	case errors.Is(err, fs.ErrNotShared):
+		return problem(node.CodeUsage, "give all hosts the same --store, a directory that they share or a bucket", "checkpoint store: %w", err)
+	case err != nil:
+		return node.StoreProblem(err)
+	}
+	return nil
 }
 
 // holdsState reports whether members have lived in a directory.

@@ -290,7 +290,7 @@ func (s *Server) tokens(w http.ResponseWriter, r *http.Request) {
 	token := randomText()
 	secret := s.AddKey(id, token)
 	s.mu.Lock()
-	ends := time.Now().Add(s.issued).UTC().Format(time.RFC3339)
+	ends := time.Now().Add(s.issued).UTC().Format(time.RFC3339Nano)
 	s.mu.Unlock()
 	fmt.Fprintf(w, `<AssumeRoleWithWebIdentityResponse xmlns="https://sts.amazonaws.com/doc/2011-06-15/"><AssumeRoleWithWebIdentityResult><Credentials>`+
 		`<AccessKeyId>%s</AccessKeyId><SecretAccessKey>%s</SecretAccessKey><SessionToken>%s</SessionToken><Expiration>%s</Expiration>`+
