@@ -46,8 +46,9 @@ type tried struct {
 }
 
 var (
-	_ ckpt.Store  = (*Store)(nil)
-	_ ckpt.Prober = (*Store)(nil)
+	_ ckpt.Store      = (*Store)(nil)
+	_ ckpt.IntoGetter = (*Store)(nil)
+	_ ckpt.Prober     = (*Store)(nil)
 )
 
 // New makes a store of what a URL says. It reads credentials, but asks the store nothing: Probe does.
@@ -195,11 +196,69 @@ func (s *Store) atEnd(ctx context.Context, key string, off int64, within bool) (
 	return nil, fmt.Errorf("s3: get %s from %d of %d bytes: %w", key, off, info.Size, ckpt.ErrNotFound)
 }
 
+// GetInto implements ckpt.IntoGetter.
+func (s *Store) GetInto(ctx context.Context, key string, off int64, p []byte) (n int, sum ckpt.CRC, err error) {
+	if len(p) == 0 || off < 0 {
+		_, err := s.Get(ctx, key, off, 0)
+		return 0, ckpt.Checksum(nil), err
+	}
+	if err := check(ctx, "get", key); err != nil {
+		return 0, 0, err
+	}
+	err = s.try(ctx, "get", key, false, int64(len(p)), func(ctx context.Context) (err error) {
+		body, length, err := s.openRange(ctx, key, off, int64(len(p)))
+		if err != nil {
+			return err
+		}
+		defer body.Close()
+		n, sum, err = ckpt.FillFrom(ctx, p[:length], func(p []byte) (int, error) { return io.ReadFull(body, p) })
+		if err == nil && int64(n) < length {
+			err = short(length)
+		}
+		return err
+	})
+	var f *failure
+	if errors.As(err, &f) && f.cause == causeRange {
+		_, err = s.atEnd(ctx, key, off, false)
+		return 0, ckpt.Checksum(nil), err
+	}
+	return n, sum, err
+}
+
 // trusted is how many bytes are made room for because a server announces them, where the caller names no number.
 const trusted = 256 << 20
 
+func short(length int64) error {
+	return fmt.Errorf("the answer of %d bytes ended early: %w", length, io.ErrUnexpectedEOF)
+}
+
 // fetch is one GET. off is at least 0, n is not 0.
 func (s *Store) fetch(ctx context.Context, key string, off, n int64) ([]byte, error) {
+	body, length, err := s.openRange(ctx, key, off, n)
+	if err != nil {
+		return nil, err
+	}
+	defer body.Close()
+	if length > trusted && n < 0 {
+		// Memory follows what comes and not what is announced.
+		p, err := io.ReadAll(io.LimitReader(body, length))
+		if err == nil && int64(len(p)) < length {
+			err = short(length)
+		}
+		return p, err
+	}
+	p := make([]byte, length)
+	if m, err := io.ReadFull(body, p); errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
+		return nil, short(length)
+	} else if err != nil {
+		return nil, fmt.Errorf("after %d of %d bytes: %w", m, length, err)
+	}
+	return p, nil
+}
+
+// openRange begins one GET: length is how many bytes the body must have, at most n if that is not negative. off is at least 0,
+// n is not 0.
+func (s *Store) openRange(ctx context.Context, key string, off, n int64) (body io.ReadCloser, length int64, err error) {
 	var o minio.GetObjectOptions
 	ranged := off > 0 || n > 0
 	if ranged {
@@ -210,48 +269,35 @@ func (s *Store) fetch(ctx context.Context, key string, off, n int64) ([]byte, er
 		if off == 0 && end == 0 { // minio-go reads 0-0 as everything
 			o.Set("Range", "bytes=0-0")
 		} else if err := o.SetRange(off, end); err != nil {
-			return nil, err
+			return nil, 0, err
 		}
 	}
 	body, info, header, err := s.plain.GetObject(ctx, s.cfg.Bucket, s.full(key), o)
 	if err != nil {
-		return nil, err
+		return nil, 0, err
 	}
-	defer body.Close()
-	length := info.Size // of what is sent
-	if length < 0 {
-		return nil, errors.New("the answer does not say how long it is")
-	}
-	if ranged && header.Get("Content-Range") == "" {
-		// A server that does not know ranges sends everything.
+	switch length = info.Size; {
+	case length < 0:
+		err = errors.New("the answer does not say how long it is")
+	case ranged && header.Get("Content-Range") == "": // a server that does not know ranges sends everything
 		if off > length {
-			return nil, minio.ErrorResponse{Code: "InvalidRange", StatusCode: http.StatusRequestedRangeNotSatisfiable, Message: "the range begins beyond the end"}
+			err = minio.ErrorResponse{Code: "InvalidRange", StatusCode: http.StatusRequestedRangeNotSatisfiable, Message: "the range begins beyond the end"}
+			break
 		}
-		if _, err := io.CopyN(io.Discard, body, off); err != nil {
-			return nil, err
+		if _, err = io.CopyN(io.Discard, body, off); err != nil {
+			break
 		}
 		if length -= off; n > 0 {
 			length = min(length, n)
 		}
-	} else if n > 0 && length > n {
-		return nil, fmt.Errorf("asked for %d bytes, offered %d", n, length)
+	case n > 0 && length > n:
+		err = fmt.Errorf("asked for %d bytes, offered %d", n, length)
 	}
-	if n < 0 && length > trusted {
-		// Memory follows what comes and not what is announced.
-		p, err := io.ReadAll(io.LimitReader(body, length))
-		if err == nil && int64(len(p)) < length {
-			err = io.ErrUnexpectedEOF
-		}
-		if err != nil {
-			return nil, fmt.Errorf("the answer of %d bytes ended early: %w", length, err)
-		}
-		return p, nil
+	if err != nil {
+		_ = body.Close() // nothing was written
+		return nil, 0, err
 	}
-	p := make([]byte, length)
-	if _, err := io.ReadFull(body, p); err != nil {
-		return nil, fmt.Errorf("the answer of %d bytes ended early: %w", length, err)
-	}
-	return p, nil
+	return body, length, nil
 }
 
 // Stat implements ckpt.Store.

@@ -9,4 +9,6 @@
 //
 // The order that makes sense, from the outside: Retry, Limit, Meter, the store. So every try takes a slot and is counted, and
 // one that waits to be tried again holds no slot.
+//
+// All but Faulty read into memory of the caller when the store below does (ckpt.IntoGetter).
 package storewrap

@@ -60,7 +60,10 @@ type Limit struct {
 	free    time.Time       // when the bytes that were granted will have flowed
 }
 
-var _ ckpt.Store = (*Limit)(nil)
+var (
+	_ ckpt.Store      = (*Limit)(nil)
+	_ ckpt.IntoGetter = (*Limit)(nil)
+)
 
 // NewLimit wraps a store.
 func NewLimit(inner ckpt.Store, limits Limits) *Limit {
@@ -201,6 +204,15 @@ func (l *Limit) Get(ctx context.Context, key string, off, n int64) (p []byte, er
 		err = l.wait(ctx, int64(len(p)))
 	}
 	return p, err
+}
+
+// GetInto implements ckpt.IntoGetter.
+func (l *Limit) GetInto(ctx context.Context, key string, off int64, p []byte) (n int, sum ckpt.CRC, err error) {
+	err = l.run(ctx, Get, key, int64(len(p)), func() error {
+		n, sum, err = ckpt.GetInto(ctx, l.inner, key, off, p)
+		return err
+	})
+	return n, sum, err
 }
 
 // Stat implements ckpt.Store.

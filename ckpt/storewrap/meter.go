@@ -27,7 +27,10 @@ type Meter struct {
 	observer Observer
 }
 
-var _ ckpt.Store = (*Meter)(nil)
+var (
+	_ ckpt.Store      = (*Meter)(nil)
+	_ ckpt.IntoGetter = (*Meter)(nil)
+)
 
 // NewMeter wraps a store.
 func NewMeter(inner ckpt.Store, observer Observer) *Meter { return &Meter{inner, observer} }
@@ -69,6 +72,13 @@ func (m *Meter) Get(ctx context.Context, key string, off, n int64) ([]byte, erro
 	begun := time.Now()
 	p, err := m.inner.Get(ctx, key, off, n)
 	return p, m.tell(Get, begun, int64(len(p)), err)
+}
+
+// GetInto implements ckpt.IntoGetter.
+func (m *Meter) GetInto(ctx context.Context, key string, off int64, p []byte) (int, ckpt.CRC, error) {
+	begun := time.Now()
+	n, sum, err := ckpt.GetInto(ctx, m.inner, key, off, p)
+	return n, sum, m.tell(Get, begun, int64(n), err)
 }
 
 // Stat implements ckpt.Store.

@@ -51,7 +51,10 @@ type Retry struct {
 	budget Budget
 }
 
-var _ ckpt.Store = (*Retry)(nil)
+var (
+	_ ckpt.Store      = (*Retry)(nil)
+	_ ckpt.IntoGetter = (*Retry)(nil)
+)
 
 // NewRetry wraps a store.
 func NewRetry(inner ckpt.Store, budget Budget) *Retry { return &Retry{inner, budget} }
@@ -236,6 +239,15 @@ func (r *Retry) Get(ctx context.Context, key string, off, n int64) (p []byte, er
 		return err
 	})
 	return p, err
+}
+
+// GetInto implements ckpt.IntoGetter.
+func (r *Retry) GetInto(ctx context.Context, key string, off int64, p []byte) (n int, sum ckpt.CRC, err error) {
+	err = r.do(ctx, func() error {
+		n, sum, err = ckpt.GetInto(ctx, r.inner, key, off, p)
+		return err
+	})
+	return n, sum, err
 }
 
 // Stat implements ckpt.Store.
