@@ -33,7 +33,7 @@ func TestAhead(t *testing.T) {
 	c := credentials.New(a)
 	get := func(wantAsked int, wantErr bool) {
 		t.Helper()
-		if v, err := c.Get(); (err != nil) != wantErr || !wantErr && v.AccessKeyID != "id" || inner.asked != wantAsked {
+		if v, err := c.GetWithContext(nil); (err != nil) != wantErr || !wantErr && v.AccessKeyID != "id" || inner.asked != wantAsked {
 			t.Fatalf("%+v, %v after asking %d times, want %d", v.AccessKeyID, err, inner.asked, wantAsked)
 		}
 	}

@@ -198,6 +198,8 @@ func kinds(c cause, write, renews bool) []error {
 		return []error{ErrRegion}
 	case causeDigest:
 		return []error{ckpt.ErrCorrupt}
+	case causeOther, causeTooLarge, causeUnsupported:
+		// nothing that callers branch on
 	}
 	return nil
 }
@@ -260,6 +262,8 @@ func (s *Store) hint(c cause, err error) string {
 		return "give the certificate of its authority by AWS_CA_BUNDLE=FILE, or write endpoint=http://… when it speaks no TLS"
 	case causeTooLarge:
 		return "write smaller objects"
+	case causeOther, causeNotFound, causePrecondition, causeConflict, causeBusy, causeServer, causeCancelled, causeDigest, causeRange, causeUnsupported:
+		// their words say it all, or callers do
 	}
 	return ""
 }

@@ -174,10 +174,10 @@ func (p *prober) send(ctx context.Context, way Checksum) error {
 
 // verifies reports whether the store refuses a body that has not the checksum that came with it.
 func (p *prober) verifies(ctx context.Context, way Checksum) (bool, error) {
-	switch way {
-	case ChecksumNone:
+	if way == ChecksumNone {
 		return false, nil
-	case ChecksumTrailingSigned, ChecksumTrailingUnsigned:
+	}
+	if way == ChecksumTrailingSigned || way == ChecksumTrailingUnsigned {
 		info, err := p.s.Stat(ctx, p.key) // who gives the checksum back has understood it
 		return err == nil && info.HasCRC, err
 	}

@@ -132,6 +132,7 @@ func (s *Store) put(ctx context.Context, key string, body ckpt.Body, way Checksu
 		}
 		client, o.Checksum = s.framed, minio.ChecksumCRC64NVME
 		o.DisableContentSha256 = way == ChecksumTrailingUnsigned
+	case ChecksumNone, ChecksumAuto: // Probe has replaced the second one
 	}
 	var source *reader
 	err := s.try(ctx, "put", key, true, body.Size, func(ctx context.Context) error {
@@ -229,6 +230,7 @@ func (s *Store) putForged(ctx context.Context, key string, p []byte, way Checksu
 		md5Text = base64.StdEncoding.EncodeToString(make([]byte, md5.Size))
 	case ChecksumSHA256:
 		shaText = hex.EncodeToString(make([]byte, sha256.Size))
+	case ChecksumAuto, ChecksumNone, ChecksumTrailingUnsigned, ChecksumTrailingSigned: // nothing to forge, or minio-go computes it
 	}
 	return s.try(ctx, "put", key, true, int64(len(p)), func(ctx context.Context) error {
 		_, err := s.plain.PutObject(ctx, s.cfg.Bucket, s.full(key), bytes.NewReader(p), int64(len(p)), md5Text, shaText, o)

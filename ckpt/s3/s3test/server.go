@@ -6,8 +6,7 @@ import (
 	"crypto/rand"
 	"encoding/hex"
 	"encoding/pem"
-	"io"
-	"log"
+	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -102,7 +101,7 @@ func NewServer(t testing.TB, secure bool) *Server {
 	s := &Server{objects: map[string]object{}, counts: map[string]int{}, keys: map[string]credential{}, issued: time.Hour}
 	s.keys[KeyID] = credential{secret: randomText()}
 	s.Server = httptest.NewUnstartedServer(http.HandlerFunc(s.serve))
-	s.Config.ErrorLog = log.New(io.Discard, "", 0) // clients that give up are what tests want
+	s.Config.ErrorLog = slog.NewLogLogger(slog.DiscardHandler, slog.LevelInfo) // clients that give up are what tests want
 	if secure {
 		s.StartTLS()
 	} else {
