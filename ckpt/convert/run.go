@@ -312,6 +312,7 @@ func (w *writer) writeIndex(ctx context.Context) error {
 			index.WeightMap[w.items[e.item].Name] = w.files[e.file].name
 		}
 		name, b = safetensors.IndexName, index.Encode()
+	case view.Phalanx, view.Torch: // refused before anything was written
 	}
 	if err != nil {
 		return err

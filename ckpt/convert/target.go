@@ -231,7 +231,7 @@ type spool struct {
 }
 
 func (s *spool) Close(ctx context.Context) error {
-	defer s.File.Close() //nolint:errcheck // nothing is kept in it
+	defer s.File.Close() // nothing is kept in it
 	h := crc64nvme.New()
 	if _, err := io.Copy(h, io.NewSectionReader(s.File, 0, s.size)); err != nil {
 		return err

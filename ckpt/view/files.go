@@ -79,7 +79,7 @@ func (d directory) Read(ctx context.Context, name string, off int64, p []byte) e
 	if err != nil {
 		return err
 	}
-	defer f.Close() //nolint:errcheck // only read
+	defer f.Close() // only read
 	n, err := f.ReadAt(p, off)
 	if errors.Is(err, io.EOF) {
 		if n == len(p) {

@@ -174,6 +174,7 @@ func (s Sum) String() string {
 		return fmt.Sprintf("crc64nvme:%016x", s.Value)
 	case CRC32:
 		return fmt.Sprintf("crc32:%08x", s.Value)
+	case NoSum:
 	}
 	return ""
 }
@@ -185,6 +186,7 @@ func (s Sum) start() hash.Hash {
 		return crc64nvme.New()
 	case CRC32:
 		return crc32.NewIEEE()
+	case NoSum:
 	}
 	return nil
 }

@@ -358,7 +358,7 @@ func (r *verifyVerb) chunks(ctx context.Context, v *view.View, x *verified) erro
 		if journal, err = view.OpenJournal(r.resume, v); err != nil {
 			return problem(node.CodeUsage, "name a file that an earlier --resume wrote, or a new one", "--resume: %w", err)
 		}
-		defer journal.Close() //nolint:errcheck // every line was written when it was added
+		defer journal.Close() // every line was written when it was added
 	}
 	var todo []view.Chunk
 	var total, done int64
