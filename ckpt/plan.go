@@ -9,10 +9,12 @@ import (
 	"phalanx"
 )
 
-// Sizes of what is written. A chunk is never larger than an object; both are bounded by one buffer of the writer.
+// Sizes of what is written. A chunk is never larger than an object.
 const (
 	// DefaultObjectBytes makes one request of every object: large enough for throughput, small enough to send again.
 	DefaultObjectBytes = 64 << 20
+	// DefaultPuts keeps a disk and a few connections busy. A host's ranks write at the same time.
+	DefaultPuts = 4
 	// MinObjectBytes is the smallest object size that NewPlan takes, besides what the container adds.
 	MinObjectBytes = 64
 	// minChunkBytes stops the cutting for balance: smaller pieces cost more to describe than to write.
@@ -51,8 +53,7 @@ type PlanOptions struct {
 	Container   string // ContainerDCP
 	ObjectBytes int64  // capacity of an object, DefaultObjectBytes
 	ChunkBytes  int64  // largest chunk, ObjectBytes
-	// Puts is how many objects of a share are written at once, 1. A writer holds one object more in memory: while those are
-	// written the next is filled. What is written does not depend on it.
+	// Puts is how many objects of a share are written at once, DefaultPuts. What is written does not depend on it.
 	Puts int
 }
 
@@ -63,6 +64,9 @@ func NewPlan(coordinate int, layout []phalanx.TensorInfo, ranks []phalanx.Rank, 
 	}
 	if o.ObjectBytes == 0 {
 		o.ObjectBytes = DefaultObjectBytes
+	}
+	if o.Puts <= 0 {
+		o.Puts = DefaultPuts
 	}
 	if o.Container == "" {
 		o.Container = ContainerDCP
@@ -82,7 +86,7 @@ func NewPlan(coordinate int, layout []phalanx.TensorInfo, ranks []phalanx.Rank, 
 	if len(ranks) == 0 || ranks[0] < 0 || len(slices.Compact(slices.Clone(ranks))) != len(ranks) {
 		return nil, fmt.Errorf("plan: ranks %v: want at least one, none negative, none twice", ranks)
 	}
-	p := &Plan{Coordinate: coordinate, Container: o.Container, Layout: layout, ObjectBytes: o.ObjectBytes, Puts: max(o.Puts, 1)}
+	p := &Plan{Coordinate: coordinate, Container: o.Container, Layout: layout, ObjectBytes: o.ObjectBytes, Puts: o.Puts}
 	for _, r := range ranks {
 		p.Shards = append(p.Shards, Shard{Rank: r})
 	}

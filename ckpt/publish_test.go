@@ -377,37 +377,6 @@ func TestCrashAtEveryOperation(t *testing.T) {
 	}
 }
 
-func TestWriteShardHoldsOneObject(t *testing.T) {
-	layout := []phalanx.TensorInfo{{Name: "w", DType: "u8", Shape: []int{64, 1 << 16}}}
-	largest := 0
-	src := watched{newState(layout, 1), &largest}
-	plan, err := ckpt.NewPlan(0, layout, []phalanx.Rank{0}, ckpt.PlanOptions{Container: ckpt.ContainerRaw, ObjectBytes: 1 << 18})
-	if err != nil {
-		t.Fatal(err)
-	}
-	s := mem.New()
-	if _, err := ckpt.WriteShard(t.Context(), s, attempt(1, 1, 1), 0, plan, src); err != nil {
-		t.Fatal(err)
-	}
-	if largest > 1<<18 {
-		t.Fatalf("read %d bytes at once", largest)
-	}
-	objects, err := ckpt.ListAll(t.Context(), s, "job/")
-	if err != nil || len(objects) != 16+1 {
-		t.Fatalf("%d objects, %v", len(objects), err)
-	}
-}
-
-type watched struct {
-	*state
-	largest *int
-}
-
-func (w watched) ReadAt(tensor int, off int64, p []byte) error {
-	*w.largest = max(*w.largest, len(p))
-	return w.state.ReadAt(tensor, off, p)
-}
-
 func TestWriteShardEndsWithItsContext(t *testing.T) {
 	st := newState(smallLayout(), 1)
 	_, err := save(t, mem.NewFaulty(mem.New(), func(mem.Op) mem.Fault { return mem.Fault{Err: bytes.ErrTooLarge} }), attempt(1, 1, 1), st, 1)

@@ -16,16 +16,17 @@ import (
 	"phalanx/kernels"
 )
 
-// Source gives the bytes of a state that does not change while it is read: a slab.
+// Source gives the bytes of a state that does not change while it is read: a slab. They are read twice, first for the digests.
 type Source interface {
 	// Layout lists the tensors; the same list at every call.
 	Layout() []phalanx.TensorInfo
-	// ReadAt fills p with the bytes of a tensor from offset off.
+	// ReadAt fills p with the bytes of a tensor from offset off. Several goroutines may call it at once, none after the
+	// function that was given the source has returned.
 	ReadAt(tensor int, off int64, p []byte) error
 }
 
-// WriteShard writes the share of a rank: its data objects, then its part file. It holds plan.Puts + 1 objects in memory and
-// ends, with everything that it started, soon after ctx does. What it writes depends on attempt, rank, plan and state only, so
+// WriteShard writes the share of a rank: its data objects, then its part file. It holds no more of the state in memory than each
+// put under way needs, which is a piece for a directory, and ends, with everything that it started, soon after ctx does. What it writes depends on attempt, rank, plan and state only, so
 // it may be repeated, by the same daemon or by another holder of the same state that takes over a dead rank's share: objects
 // that exist with the same content count as written. ErrExists means that they exist with another content.
 func WriteShard(ctx context.Context, s Store, a Attempt, rank phalanx.Rank, plan *Plan, source Source) (PartRef, error) {
@@ -63,7 +64,9 @@ func WriteShard(ctx context.Context, s Store, a Attempt, rank phalanx.Rank, plan
 	return ref, nil
 }
 
-// writer packs boxes into objects. One goroutine reads, digests and fills; full objects are written beside it.
+// writer packs boxes into objects. One goroutine digests the state in their order; each object that is complete is written
+// beside it, and reads the source again: copies that are kept meanwhile would cost more than the second read, in memory and in
+// time. A source that changes in between does not have the checksums any more, and the store refuses it.
 type writer struct {
 	ctx     context.Context // ends when a put fails
 	store   Store
@@ -72,26 +75,19 @@ type writer struct {
 	plan    *Plan
 	frame   frame
 	puts    *errgroup.Group
-	buffers chan []byte // free ones; a full object's comes back when it is written
-	expect  int64       // capacity of a buffer: an object's, or less for a small share
 
 	part   Part
-	object []byte // the object that is being filled, nil: none
-	sum    CRC    // of it
-	spare  []byte // for bytes that are digested and not written
+	object *object // that is being filled
+	piece  []byte  // that is being digested
 }
 
 func newWriter(ctx context.Context, s Store, a Attempt, rank phalanx.Rank, plan *Plan, source Source) *writer {
-	w := &writer{store: s, attempt: a, source: source, plan: plan, frame: frame{plan.Container}}
+	w := &writer{
+		store: s, attempt: a, source: source, plan: plan, frame: frame{plan.Container},
+		object: newObject(source), piece: make([]byte, pieceBytes),
+	}
 	w.puts, w.ctx = errgroup.WithContext(ctx)
 	w.puts.SetLimit(plan.Puts)
-	if shard := plan.Shard(rank); shard != nil {
-		w.expect = min(plan.ObjectBytes, shard.Bytes+(Align+w.frame.around(plan.ObjectBytes))*int64(len(shard.Boxes)))
-	}
-	w.buffers = make(chan []byte, plan.Puts+1) // all there are; nil is one that was not needed yet
-	for range plan.Puts + 1 {
-		w.buffers <- nil
-	}
 	w.part = Part{
 		Format: FormatVersion, Container: plan.Container, Attempt: a.Name(), Rank: rank, Coordinate: plan.Coordinate,
 		Layout: layoutHash(plan.Layout), Tensors: []PartTensor{}, Objects: []Object{}, Chunks: []StoredChunk{},
@@ -117,8 +113,7 @@ func (w *writer) shard(shard *Shard) error {
 	return nil
 }
 
-// tensor digests a whole tensor and writes this rank's boxes of it. The digest is taken from the very buffer that is
-// written.
+// tensor digests a whole tensor and writes this rank's boxes of it.
 func (w *writer) tensor(index int, boxes []Box) error {
 	t := w.plan.Layout[index]
 	hasher := kernels.NewTensorHasher(digestSeed, t.Name, t.DType, t.Shape)
@@ -151,48 +146,42 @@ const pieceBytes = 256 << 10
 
 // digest reads the bytes [from, to) of a tensor that another rank writes.
 func (w *writer) digest(hasher *kernels.TensorHasher, tensor int, from, to int64) error {
-	if from < to && w.spare == nil {
-		w.spare = make([]byte, pieceBytes)
-	}
-	for from < to {
-		p := w.spare[:min(pieceBytes, to-from)]
-		if err := w.read(tensor, from, p); err != nil {
-			return err
-		}
-		hasher.Write(p)
-		from += int64(len(p))
-	}
-	return nil
+	return w.pieces(tensor, from, to, func(p []byte) { hasher.Write(p) })
 }
 
-func (w *writer) read(tensor int, off int64, p []byte) error {
-	if err := w.ctx.Err(); err != nil {
-		return err
-	}
-	if err := w.source.ReadAt(tensor, off, p); err != nil {
-		return fmt.Errorf("read tensor %.60q at %d: %w", w.plan.Layout[tensor].Name, off, err)
+// pieces reads the bytes [from, to) of a tensor.
+func (w *writer) pieces(tensor int, from, to int64, use func(p []byte)) error {
+	for from < to {
+		p := w.piece[:min(pieceBytes, to-from)]
+		if err := w.ctx.Err(); err != nil {
+			return err
+		}
+		if err := w.source.ReadAt(tensor, from, p); err != nil {
+			return fmt.Errorf("read tensor %.60q at %d: %w", w.plan.Layout[tensor].Name, from, err)
+		}
+		use(p)
+		from += int64(len(p))
 	}
 	return nil
 }
 
 // chunk puts a box into the object, after sending the object off when it is full.
 func (w *writer) chunk(hasher *kernels.TensorHasher, b Box, off, length int64) error {
-	start := aligned(int64(len(w.object)))
-	if len(w.object) > 0 && start+w.frame.around(length)+length > w.plan.ObjectBytes {
+	start := aligned(w.object.size)
+	if w.object.size > 0 && start+w.frame.around(length)+length > w.plan.ObjectBytes {
 		if err := w.flush(); err != nil {
 			return err
 		}
 		start = 0
 	}
-	if err := w.room(start + w.frame.around(length) + length); err != nil {
-		return err
-	}
-	end := len(w.object)
-	at := start + w.frame.before()
-	w.object = w.object[:at+length]
-	clear(w.object[end:at])
-	p := w.object[at:]
-	sum, sum32, err := w.fill(hasher, b.Tensor, off, p)
+	crc, sum32 := crc64nvme.New(), uint32(0)
+	err := w.pieces(b.Tensor, off, off+length, func(p []byte) {
+		hasher.Write(p)
+		_, _ = crc.Write(p) // a hash never fails
+		if w.frame.needsCRC32() {
+			sum32 = crc32.Update(sum32, crc32.IEEETable, p)
+		}
+	})
 	if err != nil {
 		return err
 	}
@@ -200,48 +189,15 @@ func (w *writer) chunk(hasher *kernels.TensorHasher, b Box, off, length int64) e
 	if err != nil {
 		return err
 	}
-	copy(w.object[start:], before)
-	w.sum = joinCRC(w.sum, Checksum(w.object[end:at]), at-int64(end))
-	w.sum = joinCRC(w.sum, sum, length)
-	w.object = append(w.object, after...)
-	w.sum = joinCRC(w.sum, Checksum(after), int64(len(after)))
+	o, sum := w.object, CRC(crc.Sum64())
+	o.add(make([]byte, start-o.size))
+	o.add(before)
+	at := o.size
+	o.refer(b.Tensor, off, length, sum)
+	o.add(after)
 	w.part.Chunks = append(w.part.Chunks, StoredChunk{
 		Box: b, Object: len(w.part.Objects), At: at, Length: length, Codec: CodecRaw, CRC64NVME: sum,
 	})
-	return nil
-}
-
-// fill reads the bytes of a chunk and takes all checksums while they are in the cache.
-func (w *writer) fill(hasher *kernels.TensorHasher, tensor int, off int64, p []byte) (sum CRC, sum32 uint32, err error) {
-	crc := crc64nvme.New()
-	for len(p) > 0 {
-		piece := p[:min(pieceBytes, len(p))]
-		if err := w.read(tensor, off, piece); err != nil {
-			return 0, 0, err
-		}
-		hasher.Write(piece)
-		_, _ = crc.Write(piece) // a hash never fails
-		if w.frame.needsCRC32() {
-			sum32 = crc32.Update(sum32, crc32.IEEETable, piece)
-		}
-		p, off = p[len(piece):], off+int64(len(piece))
-	}
-	return CRC(crc.Sum64()), sum32, nil
-}
-
-// room makes the object large enough. A fresh one waits until a buffer is free: as many are under way as the plan allows.
-func (w *writer) room(size int64) error {
-	if w.object == nil {
-		select {
-		case w.object = <-w.buffers:
-		case <-w.ctx.Done():
-			return w.ctx.Err()
-		}
-		w.object, w.sum = w.object[:0], Checksum(nil)
-	}
-	if int64(cap(w.object)) < size {
-		w.object = append(make([]byte, 0, max(size, w.expect)), w.object...)
-	}
 	return nil
 }
 
@@ -249,16 +205,16 @@ func aligned(n int64) int64 { return (n + Align - 1) / Align * Align }
 
 // flush sends the object off.
 func (w *writer) flush() error {
-	if len(w.object) == 0 {
+	if w.object.size == 0 {
 		return nil
 	}
-	content, sum := w.object, w.sum
-	w.object = nil
-	o := Object{Name: w.frame.objectName(w.part.Rank, len(w.part.Objects)), Size: int64(len(content)), CRC64NVME: sum}
+	content := w.object
+	w.object = newObject(w.source)
+	o := Object{Name: w.frame.objectName(w.part.Rank, len(w.part.Objects)), Size: content.size, CRC64NVME: content.sum}
 	w.part.Objects = append(w.part.Objects, o)
 	w.puts.Go(func() error {
-		defer func() { w.buffers <- content }()
-		return putBody(w.ctx, w.store, w.attempt.Folder()+"/"+o.Name, Body{ReaderAt: memory(content), Size: o.Size, CRC64NVME: sum})
+		defer content.end()
+		return putBody(w.ctx, w.store, w.attempt.Folder()+"/"+o.Name, Body{ReaderAt: content, Size: o.Size, CRC64NVME: o.CRC64NVME})
 	})
 	return w.ctx.Err()
 }
