@@ -215,3 +215,23 @@ func TestMixedSources(t *testing.T) {
 	j.history.allowed = "everything was killed"
 	j.finish()
 }
+
+// TestMaxHostBytes: what saves and heals need is summed before training begins. Too little is said at once, with its parts; enough
+// is enough for saves too.
+func TestMaxHostBytes(t *testing.T) {
+	t.Parallel()
+	j := newJob(t, 2, 40, 10*time.Millisecond)
+	j.flags = []string{"--save-every", "20", "--max-host-bytes", "8MiB"}
+	j.run()
+	j.refused(2, "--max-host-bytes leaves less", "slab", "object buffers")
+	j = newJob(t, 2, 40, 10*time.Millisecond)
+	j.flags = []string{"--save-every", "20", "--max-host-bytes", "64MiB"}
+	j.run()
+	s := j.until("a step is published", func(n *node.Status) bool { return n.Published != nil })
+	for _, m := range s.Members {
+		if m.HostBytes < 1<<20 || m.HostBytes > 32<<20 {
+			t.Errorf("%s uses %d bytes of host memory of its 32 MiB", m.Member, m.HostBytes)
+		}
+	}
+	j.finish()
+}

@@ -432,7 +432,7 @@ func (d *Daemon) memberStatus(m *elastic.Member, servers []consensus.Server) Mem
 				out.DaemonPID = v.peer.DaemonPID
 			}
 			if r := v.report; r != nil && r.Incarnation == m.Incarnation {
-				out.TrainerPID, out.Local = r.TrainerPID, r.Local
+				out.TrainerPID, out.Local, out.HostBytes = r.TrainerPID, r.Local, r.HostBytes
 				if r.Possession.Holds {
 					out.Step = max(out.Step, r.Possession.Label.Step)
 				}

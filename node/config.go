@@ -35,6 +35,8 @@ type Config struct {
 	SaveEvery Interval
 	// SaveFailure says what becomes of the job when saves fail; zero: it goes on.
 	SaveFailure SaveFailure
+	CopyRate    int64 // bytes a second that this member reads for a copy of another host's slab; 0: any
+	MaxHost     int64 // bytes of memory that the members of this host may use besides the trainers' own; 0: any
 
 	Keep      int           // newest checkpoints to keep
 	KeepEvery phalanx.Step  // keep those whose step is a multiple as well; 0: no such rule

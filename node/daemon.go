@@ -64,6 +64,7 @@ type Daemon struct {
 	procs    ProcWatcher
 	bells    wire.BellSet
 	store    ckpt.Store
+	memory   *hostMemory // of this member
 	raft     *consensus.Log
 	server   atomic.Pointer[string] // the Raft server's name, for goroutines that may run before raft is set
 	lock     *os.File               // the member's lock
@@ -149,6 +150,7 @@ func Run(ctx context.Context, cfg Config) (Outcome, error) {
 		watchers: newWatchers(), restart: RestartPolicy{Max: cfg.MaxStarts}, siblings: make([]*sibling, wire.BellLines/2),
 		state: elastic.NewState(), replica: newReplica(), mappings: map[lifeKey]mapped{}, waiting: map[uint64]chan *Reply{},
 	}
+	d.memory = newHostMemory(cfg.MaxHost / int64(max(1, cfg.LocalSize)))
 	d.meters = newMeters(cfg.Job, cfg.Member(), d.view.Load)
 	d.ctx, d.cancel = context.WithCancelCause(ctx)
 	defer d.cancel(nil)

@@ -62,6 +62,7 @@ func (d *Daemon) farewell() {
 				for _, n := range d.paths.Lives(d.cfg.Index) {
 					d.paths.Remove(d.cfg.Index, n)
 				}
+				d.saver.forgetCopies()
 				_ = d.paths.memory.Remove(d.paths.Bells()) // whoever has it mapped keeps it
 			}
 			if err := writeJSON(d.paths.Outcome(d.cfg.Index), d.outcome); err != nil {

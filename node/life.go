@@ -158,6 +158,15 @@ func (l *life) openSlab(paths Paths, index int, layout []phalanx.TensorInfo) err
 	return nil
 }
 
+// needs is the host memory that a trainer's hello asks for, by part.
+func (l *life) needs(hello *wire.Hello) map[string]int64 {
+	place, err := wire.LayoutSlab(hello.State)
+	if err != nil || hello.SegmentBytes < 0 || hello.SegmentBytes > maxSegment {
+		return nil // outfit says what is wrong
+	}
+	return outfitBytes(hello.SegmentBytes+int64(len(hello.State))*digestSize+ringBytes, host.BoardBytes, place.Total, place.Total)
+}
+
 // outfit makes the shared memory that a trainer's hello asks for.
 func (l *life) outfit(paths Paths, index int, hello *wire.Hello) (err error) {
 	place, err := wire.LayoutSlab(hello.State)

@@ -3,6 +3,7 @@
 package node
 
 import (
+	"phalanx/collective/host"
 	"time"
 
 	"phalanx"
@@ -29,6 +30,10 @@ func (d *Daemon) adopt() error {
 	l.lastMove = time.Now() // how long it had been still before is not known
 	if err := l.openSlab(d.paths, d.cfg.Index, d.state.State); err != nil {
 		d.log.Debug("no slab to take over", "error", err)
+	}
+	if l.slab != nil && l.segment != nil { // it fitted when it was made
+		slab := int64(len(l.slab.Bytes()))
+		_ = d.memory.admit(outfitBytes(int64(len(l.segment.Bytes())), host.BoardBytes, slab, slab))
 	}
 	if l.helloPID != 0 && ended(d.paths.system, l.helloPID, l.helloStart) {
 		d.noteTrainerDeath("it had ended when the daemon came back", time.Now())

@@ -39,6 +39,7 @@ type Message struct {
 	Seal     *SealAsk       `json:"seal,omitempty"`
 	Grant    *LeaseGrant    `json:"grant,omitempty"`
 	Save     *SaveAsk       `json:"save,omitempty"`
+	Copy     *CopyAsk       `json:"copy,omitempty"`
 	Roster   []Peer         `json:"roster,omitempty"`
 	Reply    *Reply         `json:"reply,omitempty"`
 }
@@ -99,6 +100,7 @@ type Report struct {
 	Healed     int64                `json:"healed_bytes,omitempty"` // progress of a heal
 	HealTotal  int64                `json:"heal_total_bytes,omitempty"`
 	HealRate   float64              `json:"heal_rate,omitempty"`       // bytes a second
+	HostBytes  int64                `json:"host_bytes,omitempty"`      // of host memory, besides the trainer's own
 	SaveRead   int64                `json:"save_read_bytes,omitempty"` // of slabs, for saves, by this daemon so far
 	StepNS     int64                `json:"step_ns,omitempty"`         // p50 of the step
 	Plain      string               `json:"plain,omitempty"`           // HOST:PORT that rank 0 of a plain job may bind

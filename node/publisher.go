@@ -38,6 +38,7 @@ type publisher struct {
 	pruning  bool         // retention is at work
 	local    phalanx.Step // newest step that was seen local, and since when
 	localAt  time.Time
+	copied   time.Time // when copies were last asked for
 }
 
 // saveRecord is how saves went of late. The leader tells it with every save, so that the next leader knows.
@@ -104,6 +105,9 @@ func (p *publisher) due(now time.Time) saveDue {
 func (p *publisher) tick(now time.Time) {
 	p.levels(now)
 	s := p.d.state
+	if p.d.plain == nil && p.d.lead != nil {
+		p.copies(now)
+	}
 	if p.d.plain != nil || p.d.lead == nil || s.Spec == nil || s.World.Size() == 0 || s.Phase == elastic.Halted || s.Phase == elastic.Finished || p.busy || now.Before(p.retry) {
 		return
 	}

@@ -16,6 +16,8 @@ func (d *Daemon) sendReport(now time.Time) {
 		return
 	}
 	d.reported = now
+	d.saver.findOld() // the first report that says "ready" says what is in memory: a leader may plan by it at once
+	d.saver.findCopies()
 	m := l.machine
 	r := &Report{
 		Incarnate: l.who, Seq: d.state.Seq, Generation: d.state.World.Generation, Local: m.State().String(),
@@ -41,6 +43,7 @@ func (d *Daemon) sendReport(now time.Time) {
 	} else if d.plain == nil {
 		r.Cut = d.peers.reach.apart(w, d.cfg.Host, now)
 	}
+	r.HostBytes = d.memory.used()
 	r.SaveRead = d.saver.read.Load()
 	r.StepNS = int64(d.steps.slowest())
 	r.Evidence = d.reportedEvidence(now)

@@ -41,9 +41,13 @@ type saver struct {
 	plan    *ckpt.Plan    // of the newest write
 	planned planKey
 
-	own       *heldSlab // that of the present life, when it was last looked for
-	old       *heldSlab // the newest whole slab of an earlier life
-	sought    oldKey    // for what it was looked for last
+	own       *heldSlab    // that of the present life, when it was last looked for
+	old       *heldSlab    // the newest whole slab of an earlier life
+	sought    oldKey       // for what it was looked for last
+	copies    []*heldSlab  // kept for other hosts, oldest first
+	copy      *copying     // under way, nil when none is
+	refused   phalanx.Step // newest for which there was no room
+	looked    bool         // for copies of an earlier daemon
 	mu        sync.RWMutex
 	digesting sync.Mutex
 }
@@ -142,6 +146,12 @@ func (s *saver) write(rank phalanx.Rank, held *heldSlab) {
 			ranks = append(ranks, o.Rank)
 		}
 	}
+	var state int64
+	for _, t := range held.layout {
+		state += t.Bytes()
+	}
+	puts := d.memory.puts(state)
+	d.memory.set(partBuffers, bufferBytes(puts, state))
 	ctx, cancel := context.WithCancel(d.ctx)
 	s.writing, s.of, s.rank, s.reads, s.cancel, s.written = true, s.attempt, rank, held.owner, cancel, make(chan struct{})
 	attempt, done := s.attempt, s.written
@@ -155,11 +165,13 @@ func (s *saver) write(rank phalanx.Rank, held *heldSlab) {
 		out := ShardWritten{Attempt: attempt, Rank: rank, Label: held.label}
 		var err error
 		if plan == nil {
-			plan, err = ckpt.NewPlan(held.label.Coordinate, held.layout, ranks, ckpt.PlanOptions{})
+			plan, err = ckpt.NewPlan(held.label.Coordinate, held.layout, ranks, ckpt.PlanOptions{Puts: putsMost})
 		}
 		if err == nil {
+			with := *plan // its deal is that of the generation; how many objects are written at once is this member's own
+			with.Puts = puts
 			failpoint.Here("shard-writing")
-			out.Part, err = ckpt.WriteShard(ctx, d.store, attempt, rank, plan, slabSource{s, held, &s.read})
+			out.Part, err = ckpt.WriteShard(ctx, d.store, attempt, rank, &with, slabSource{s, held, &s.read})
 		}
 		if err != nil {
 			out.Failed = err.Error()
@@ -168,6 +180,7 @@ func (s *saver) write(rank phalanx.Rank, held *heldSlab) {
 		close(done)
 		d.post(func() {
 			s.writing, s.reads = false, nil
+			d.memory.set(partBuffers, bufferBytes(1, state))
 			if plan != nil {
 				s.plan, s.planned = plan, key
 			}
@@ -225,6 +238,9 @@ func (s *saver) stateChanged(old, now *elastic.State) {
 		if s.writing {
 			s.cancel()
 		}
+		if s.copy != nil {
+			s.copy.cancel() // asked for again, if the next world wants it
+		}
 	}
 	if len(now.Published) > 0 && (len(old.Published) == 0 || old.Published[len(old.Published)-1].Commit != now.Published[len(now.Published)-1].Commit) {
 		s.record = saveRecord{}
@@ -236,6 +252,8 @@ func (s *saver) stateChanged(old, now *elastic.State) {
 
 func (s *saver) tick(now time.Time) {
 	s.findOld()
+	s.findCopies()
+	s.freeCopies()
 	if s.pub != nil {
 		s.pub.tick(now)
 	}

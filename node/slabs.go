@@ -27,7 +27,8 @@ type heldSlab struct {
 	owner   *life               // whose memory it is; nil: region is the saver's
 	life    phalanx.Incarnation // that it was staged in
 	region  *wire.Region
-	gone    bool // under the saver's lock: region is unmapped
+	path    string // of a copy for another host
+	gone    bool   // under the saver's lock: region is unmapped
 	label   phalanx.Label
 	slab    *wire.Slab
 	layout  []phalanx.TensorInfo
@@ -51,6 +52,9 @@ func (s *saver) slabs() []phalanx.Label {
 	if s.old != nil {
 		out = append(out, s.old.label)
 	}
+	for _, h := range s.copies {
+		out = append(out, h.label)
+	}
 	return out
 }
 
@@ -71,6 +75,11 @@ func (s *saver) find(step phalanx.Step, coordinate int) *heldSlab {
 	}
 	if s.old != nil && fits(s.old.label) {
 		return s.old
+	}
+	for _, h := range s.copies {
+		if fits(h.label) {
+			return h
+		}
 	}
 	return nil
 }
@@ -198,6 +207,15 @@ func (s *saver) digestsOf(h *heldSlab) ([]byte, error) {
 	return out, nil
 }
 
+// slabDigests are the digests of all tensors of a slab that nobody else has yet.
+func slabDigests(slab *wire.Slab, layout []phalanx.TensorInfo) []phalanx.Digest {
+	out := make([]phalanx.Digest, len(layout))
+	for i, t := range layout {
+		out[i] = kernels.TensorDigest(0, kernels.Tensor{Name: t.Name, DType: t.DType, Shape: t.Shape, Data: slab.Tensor(i)})
+	}
+	return out
+}
+
 // oldKey is what the search for an old slab depends on besides the files.
 type oldKey struct {
 	life    phalanx.Incarnation
@@ -238,6 +256,7 @@ func (s *saver) findOld() {
 		}
 		s.drop()
 		s.old = o
+		d.memory.set(partOld, int64(len(o.region.Bytes())))
 		d.dirty = true
 		return
 	}
@@ -253,14 +272,24 @@ func (s *saver) drop() {
 	s.old.gone = true
 	_ = s.old.region.Unmap()
 	s.old = nil
+	s.d.memory.set(partOld, 0)
 }
 
 func openOldSlab(paths Paths, index int, n phalanx.Incarnation, layout []phalanx.TensorInfo) (*heldSlab, error) {
+	h, err := openHeld(paths, paths.Shared(index, n, "slab"), layout)
+	if err == nil {
+		h.life = n
+	}
+	return h, err
+}
+
+// openHeld maps a slab that is whole.
+func openHeld(paths Paths, name string, layout []phalanx.TensorInfo) (*heldSlab, error) {
 	place, err := wire.LayoutSlab(layout)
 	if err != nil {
 		return nil, err
 	}
-	r, err := paths.memory.OpenRegion(paths.Shared(index, n, "slab"), false)
+	r, err := paths.memory.OpenRegion(name, false)
 	if err != nil {
 		return nil, err
 	}
@@ -268,7 +297,7 @@ func openOldSlab(paths Paths, index int, n phalanx.Incarnation, layout []phalanx
 	if err == nil {
 		h, seq := slab.ReadHeader()
 		if seq > 0 && h.State == wire.SlabStateFull && h.LayoutHash == place.Hash {
-			return &heldSlab{life: n, label: h.Label(), region: r, slab: slab, layout: layout}, nil
+			return &heldSlab{label: h.Label(), region: r, slab: slab, layout: layout}, nil
 		}
 		err = errors.New("the slab is not whole")
 	}

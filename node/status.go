@@ -94,6 +94,7 @@ type MemberStatus struct {
 	Step        phalanx.Step        `json:"step"`
 	Why         string              `json:"why,omitempty"`
 	HealSeconds float64             `json:"heal_seconds_expected,omitempty"` // bytes left ÷ rate
+	HostBytes   int64               `json:"host_bytes,omitempty"`            // of host memory, besides the trainer's own
 }
 
 // DaemonFile is DIR/members/I/daemon.json: where the living daemon of a member is reached on this host.

@@ -166,6 +166,10 @@ func (d *Daemon) hello(h *wire.Hello) (*wire.Welcome, *wire.Error) {
 			return nil, d.refuse("the trainer registers another state than the job has")
 		}
 	}
+	if err := d.memory.admit(l.needs(h)); err != nil {
+		d.failAs(CodeUsage, err.Error())
+		return nil, &wire.Error{Message: err.Error(), Hint: "raise --max-host-bytes, or run fewer members on each host", Code: wire.CodeNoSpace}
+	}
 	if err := l.outfit(d.paths, d.cfg.Index, h); err != nil {
 		return nil, &wire.Error{Message: err.Error(), Hint: "free shared memory", Code: wire.CodeNoSpace}
 	}

@@ -290,7 +290,7 @@ func (u *upstream) receive(m *Message, local *elastic.State) (*elastic.State, er
 		s := local
 		d.post(func() { d.adoptState(s) })
 	}
-	if m.Seal != nil || m.Grant != nil || m.Save != nil || m.Roster != nil || m.Reply != nil {
+	if m.Seal != nil || m.Grant != nil || m.Save != nil || m.Copy != nil || m.Roster != nil || m.Reply != nil {
 		d.post(func() { d.fromLeader(m) })
 	}
 	return local, nil
@@ -306,6 +306,8 @@ func (d *Daemon) fromLeader(m *Message) {
 		d.grant(m.Grant)
 	case m.Save != nil:
 		d.saver.asked(m.Save)
+	case m.Copy != nil:
+		d.saver.copyAsked(m.Copy)
 	case m.Roster != nil:
 		if d.roster.learn(m.Roster) {
 			d.keepRoster()

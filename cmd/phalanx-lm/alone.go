@@ -13,11 +13,12 @@ import (
 // alone is a session of one process without a daemon: it holds every slot, and what it voted for is committed. It is what
 // the digests of every other world are compared with.
 type alone struct {
-	job     registration
-	sums    treeFold
-	mean    []float32
-	current phalanx.Step // begun and not applied, or the last one applied
-	applied phalanx.Step
+	coordinate int // whose model it trains
+	job        registration
+	sums       treeFold
+	mean       []float32
+	current    phalanx.Step // begun and not applied, or the last one applied
+	applied    phalanx.Step
 }
 
 func (a *alone) hello(_ context.Context, r registration) error {
@@ -36,7 +37,7 @@ func (a *alone) begin(ctx context.Context) (turn, error) {
 	}
 	a.current = a.applied + 1
 	slots := a.job.spec.Slots
-	return turn{step: a.current, slots: phalanx.SlotTree{Slots: slots}.Root()}, nil
+	return turn{step: a.current, slots: phalanx.SlotTree{Slots: slots}.Root(), coordinate: a.coordinate}, nil
 }
 
 func (a *alone) working(phalanx.Step, phalanx.Slot) {}

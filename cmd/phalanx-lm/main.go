@@ -38,6 +38,8 @@ type options struct {
 	floor     time.Duration
 	every     uint64
 	alone     bool
+	group     int
+	coord     int
 	record    string
 	faults    faults
 }
@@ -56,6 +58,8 @@ func parse(args []string, stdout, stderr io.Writer) (*options, error) {
 	f.DurationVar(&o.floor, "step-floor", 0, "let the compute of each step take at least `DURATION`")
 	f.Uint64Var(&o.every, "log-every", 50, "print a line step=N loss=X every `N` steps; the loss is the mean over this trainer's slots")
 	f.BoolVar(&o.alone, "alone", false, "train in this one process, without a daemon; gives the same final digest")
+	f.IntVar(&o.group, "group-size", 1, "for tests: replica groups of `G` ranks, of which each trains a model of its own on other samples")
+	f.IntVar(&o.coord, "coordinate", 0, "for tests: with --alone train the model of coordinate `C` of a group")
 	f.StringVar(&o.record, "record", "", "for tests: append to `FILE` a line for each step applied, with its generation and digests")
 	f.Var(&o.faults.dieAt, "fault-die-at", "for tests: kill itself when about to compute `STEP:SLOT`")
 	f.Uint64Var((*uint64)(&o.faults.exit0At), "fault-exit0-at", 0, "for tests: exit 0 when `STEP` begins, as if done")
@@ -81,7 +85,10 @@ func parse(args []string, stdout, stderr io.Writer) (*options, error) {
 	}
 	// What depends on the flags alone is refused before any text is read.
 	check := o.spec
-	check.GroupSize = 1
+	check.GroupSize = o.group
+	if o.coord < 0 || o.coord >= max(o.group, 1) {
+		return nil, fmt.Errorf("--coordinate %d of groups of %d", o.coord, o.group)
+	}
 	return o, check.Validate()
 }
 
@@ -128,6 +135,7 @@ func load(ctx context.Context, o *options) (*job, int, error) {
 	if err != nil {
 		return nil, exitUsage, err
 	}
+	j.spec.GroupSize = o.group
 	j.floor, j.every, j.faults = o.floor, phalanx.Step(o.every), o.faults
 	return j, exitDone, nil
 }
@@ -162,7 +170,7 @@ var errNoSocket = errors.New("PHALANX_SOCKET is not set: start it as `phalanx ru
 // connect returns the session that the flags and the environment ask for.
 func connect(ctx context.Context, o *options, log *slog.Logger) (session, error) {
 	if o.alone {
-		return &alone{}, nil
+		return &alone{coordinate: o.coord}, nil
 	}
 	if os.Getenv("PHALANX_SOCKET") == "" {
 		return nil, errNoSocket

@@ -33,7 +33,7 @@ func dial(ctx context.Context, log *slog.Logger) (session, error) {
 // hello is the one call that a signal ends: nobody waits for this member yet.
 func (r *remote) hello(ctx context.Context, reg registration) error {
 	err := r.client.Hello(ctx, client.Config{
-		Spec: reg.spec, State: reg.state, GradientElements: reg.elements, Apply: reg.apply, Logger: r.log,
+		Spec: reg.spec, State: reg.state, PerRank: reg.perRank, GradientElements: reg.elements, Apply: reg.apply, Logger: r.log,
 	})
 	var refusal *wire.Error
 	switch {
@@ -55,7 +55,7 @@ func (r *remote) begin(ctx context.Context) (turn, error) {
 	if err != nil {
 		return turn{}, translate(err)
 	}
-	return turn{step: b.Step, slots: b.Slots, generation: b.Generation}, nil
+	return turn{step: b.Step, slots: b.Slots, generation: b.Generation, coordinate: b.Coordinate}, nil
 }
 
 func (r *remote) working(step phalanx.Step, slot phalanx.Slot) { r.client.Working(step, slot) }

@@ -16,6 +16,7 @@ type turn struct {
 	step       phalanx.Step
 	slots      phalanx.SlotRange  // to compute
 	generation phalanx.Generation // the step is voted for in it; zero alone
+	coordinate int                // in the replica group
 }
 
 // vote says that the trainer holds the whole reduced gradient of the step, and how long it took to get there.
@@ -28,7 +29,8 @@ type vote struct {
 type registration struct {
 	spec     phalanx.JobSpec
 	state    []kernels.Tensor
-	elements int // of a gradient, in float32
+	perRank  map[string]bool // of state: what each rank has of its own
+	elements int             // of a gradient, in float32
 	// apply applies the gradient that was last voted for. It runs inside session.apply, and inside session.begin when the
 	// others committed a step that this trainer had voted for.
 	apply func(phalanx.Step) error

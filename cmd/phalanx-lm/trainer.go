@@ -41,6 +41,9 @@ func newJob(spec phalanx.JobSpec, shape lm.Shape, optimizer lm.Optimizer, corpus
 	return &job{spec: spec, shape: shape, optimizer: optimizer, corpus: corpus, every: 50}, nil
 }
 
+// coordinateStride is how far apart the samples of two coordinates of a group are.
+const coordinateStride = 7919
+
 // trainer runs the steps of a job against a session. All that lasts from one step to the next is in state; the rest is
 // computed again when a step is repeated.
 type trainer struct {
@@ -83,8 +86,12 @@ func newTrainer(j *job, s session, out io.Writer) *trainer {
 
 // run trains until the last step is committed and prints the final line. It returns errPreempted when it was told to leave.
 func (t *trainer) run(ctx context.Context) error {
+	perRank := map[string]bool{}
+	for _, x := range t.state.Tensors() {
+		perRank[x.Name] = t.spec.GroupSize > 1 // the models of a group have nothing in common
+	}
 	err := t.session.hello(ctx, registration{
-		spec: t.spec, state: t.state.Tensors(), elements: t.layout.Elements(), apply: t.apply,
+		spec: t.spec, state: t.state.Tensors(), perRank: perRank, elements: t.layout.Elements(), apply: t.apply,
 	})
 	if err != nil {
 		return err
@@ -143,6 +150,9 @@ func (t *trainer) compute(b turn) float64 {
 		t.session.working(b.step, slot)
 		t.faults.onSlot(b.step, slot)
 		t.samples = t.sampler.Samples(t.samples[:0], b.step, slot)
+		for i := range t.samples { // a model of its own for each coordinate
+			t.samples[i] = (t.samples[i] + int64(b.coordinate)*coordinateStride) % t.sampler.Count
+		}
 		if planted.On(planted.SlotsMerged) {
 			loss += t.mergeSlots(sums, b, slot)
 			continue

@@ -55,7 +55,9 @@ type Settings struct {
 	Plain        bool     `json:"plain,omitempty"`
 	Command      []string `json:"command"`
 
-	SaveFailure SaveFailure `json:"save_failure"`
+	SaveFailure  SaveFailure `json:"save_failure"`
+	MaxHostBytes Bytes       `json:"max_host_bytes"`
+	CopyRate     Bytes       `json:"copy_rate"`
 }
 
 // Default is what holds without any flag.
@@ -63,6 +65,7 @@ func Default() *Settings {
 	return &Settings{
 		Nproc: 1, MinHosts: 1, MaxHosts: 1,
 		SaveEvery: Interval{Every: 10 * time.Minute}, Keep: 3, GCGrace: Duration(10 * time.Minute), KeepLogs: 16, Resume: "auto", MaxRestarts: 3,
+		CopyRate:    1 << 30,
 		HangTimeout: Duration(10 * time.Minute), StartTimeout: Duration(10 * time.Minute), Grace: Duration(30 * time.Second),
 	}
 }
@@ -291,6 +294,46 @@ func (v *Interval) Set(text string) error {
 	*v = Interval{Every: d}
 	return nil
 }
+
+// Bytes is a number of bytes, as text with a unit.
+type Bytes int64
+
+// units are the powers of 1024 that a number of bytes may be given in.
+var units = []string{"B", "KiB", "MiB", "GiB", "TiB"}
+
+// String is the form that Set reads, in the largest unit that divides it.
+func (b *Bytes) String() string {
+	n, unit := int64(*b), 0
+	for n > 0 && n%1024 == 0 && unit < len(units)-1 {
+		n, unit = n/1024, unit+1
+	}
+	if unit == 0 {
+		return strconv.FormatInt(n, 10)
+	}
+	return strconv.FormatInt(n, 10) + units[unit]
+}
+
+// Set parses a number of bytes such as 64GiB.
+func (b *Bytes) Set(text string) error {
+	digits := strings.TrimRight(text, "BKMGTi")
+	unit := strings.TrimPrefix(text, digits)
+	power := max(0, slices.Index(units, unit))
+	n, err := strconv.ParseInt(digits, 10, 64)
+	if err != nil || n < 0 || unit != "" && !slices.Contains(units, unit) || n > (1<<62)>>(10*power) {
+		return fmt.Errorf("%q is no number of bytes; write one like 64GiB or 512MiB", text)
+	}
+	*b = Bytes(n << (10 * power))
+	return nil
+}
+
+// Type names the value in help texts.
+func (b *Bytes) Type() string { return "BYTES" }
+
+// MarshalText is for run.json.
+func (b Bytes) MarshalText() ([]byte, error) { return []byte(b.String()), nil }
+
+// UnmarshalText reads what MarshalText wrote.
+func (b *Bytes) UnmarshalText(text []byte) error { return b.Set(string(text)) }
 
 // SaveFailure is what becomes of the job when saves fail.
 type SaveFailure node.SaveFailure

@@ -61,7 +61,7 @@ func TestFileInTheJobsDirectoryWins(t *testing.T) {
 }
 
 func TestEveryFlagIsAKeyOfTheFile(t *testing.T) {
-	values := map[string]string{"int": "1", "uint64": "1", "bool": "true", "string": `"x"`, "stringSlice": `["a:1"]`, "D": `"3s"`, "STEPS|D": `"10"`, "MIN:MAX": `"1:2"`, "POLICY": `"halt-after=3"`}
+	values := map[string]string{"int": "1", "uint64": "1", "bool": "true", "string": `"x"`, "stringSlice": `["a:1"]`, "D": `"3s"`, "STEPS|D": `"10"`, "MIN:MAX": `"1:2"`, "POLICY": `"halt-after=3"`, "BYTES": `"64MiB"`}
 	f := pflag.NewFlagSet("", pflag.ContinueOnError)
 	Default().Flags(f)
 	f.VisitAll(func(p *pflag.Flag) {
@@ -85,6 +85,23 @@ func TestSaveFailure(t *testing.T) {
 	}
 	for _, text := range []string{"", "halt", "halt-after", "halt-after=0", "halt-after=-1", "halt-after=x", "halt-older=", "halt-older=0s", "halt-older=5", "continue=1"} {
 		if err := new(SaveFailure).Set(text); err == nil || !strings.Contains(err.Error(), "halt-after=N") {
+			t.Errorf("%q: %v", text, err)
+		}
+	}
+}
+
+func TestBytes(t *testing.T) {
+	for text, want := range map[string]Bytes{"0": 0, "17": 17, "17B": 17, "1KiB": 1024, "64MiB": 64 << 20, "3GiB": 3 << 30, "2TiB": 2 << 40} {
+		var got, again Bytes
+		if err := got.Set(text); err != nil || got != want {
+			t.Errorf("%s: %d, %v", text, got, err)
+		}
+		if err := again.Set(got.String()); err != nil || again != got {
+			t.Errorf("%s prints as %s: %v", text, got.String(), err)
+		}
+	}
+	for _, text := range []string{"", "x", "-1", "1.5GiB", "1GB", "1 GiB", "9999999999TiB", "GiB", "1iB"} {
+		if err := new(Bytes).Set(text); err == nil || !strings.Contains(err.Error(), "64GiB") {
 			t.Errorf("%q: %v", text, err)
 		}
 	}

@@ -37,6 +37,8 @@ func (s *Settings) Flags(f *pflag.FlagSet) {
 	f.StringVar(&s.KeyFile, "key-file", s.KeyFile, "read the job key from `F` (else PHALANX_KEY, else DIR/key on one host)")
 	f.Var(&s.SaveEvery, "save-every", "save every so many steps, or every so often; the last step is always saved")
 	f.Var(&s.SaveFailure, "save-failure", "`continue|halt-after=N|halt-older=D`: go on when saves fail, or end the job when N in a row have, or when nothing newer than D is durable")
+	f.Var(&s.MaxHostBytes, "max-host-bytes", "members of this host may use `BYTES` of memory for saves and heals, besides the trainers' own; 0: any")
+	f.Var(&s.CopyRate, "copy-rate", "read at most `BYTES` a second for the copy of another host's staged state; 0: any")
 	s.KeepFlags(f)
 	f.Var(&s.GCGrace, "gc-grace", "data of forgotten checkpoints and abandoned saves stay for `D`")
 	f.IntVar(&s.KeepLogs, "keep-logs", s.KeepLogs, "keep what the `N` newest lives of each member printed; 0: all")
