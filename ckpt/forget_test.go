@@ -9,11 +9,42 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"phalanx/ckpt"
 	"phalanx/ckpt/mem"
 )
+
+// The grace begins when a checkpoint is forgotten, not when somebody decided it and was stopped for a while.
+func TestGraceBeginsWhenItIsForgotten(t *testing.T) {
+	for name, stopped := range map[string]time.Duration{"at once": time.Second, "after a stop": time.Hour} {
+		synctest.Test(t, func(t *testing.T) {
+			inner := mem.New()
+			states := tinySeries(t, inner, 4)
+			s := mem.NewFaulty(inner, func(op mem.Op) mem.Fault {
+				if op.Verb == mem.PutIfMatch && op.Key == ckpt.CommitKey("job", 1) {
+					time.Sleep(stopped)
+					stopped = 0
+				}
+				return mem.Fault{}
+			})
+			begin := time.Now()
+			inv := inventory(t, s)
+			if _, err := ckpt.Forget(t.Context(), s, inv, []ckpt.Drop{{Number: 1}}, ckpt.ForgetOptions{Now: begin, Grace: time.Hour}); err != nil {
+				t.Fatal(err)
+			}
+			r, err := ckpt.ReadRecord(t.Context(), inner, "job", 1)
+			if err != nil || r.Stub == nil {
+				t.Fatal(r, err)
+			}
+			if left := r.Stub.Until().Sub(time.Now()); left < time.Hour-time.Minute || left > time.Hour {
+				t.Errorf("%s: %s of the grace are left", name, left)
+			}
+			mustBeSound(t, inner, states, name)
+		})
+	}
+}
 
 // Stubs of format 1 are read, have no way back, and become swept ones.
 func TestStubsOfFormat1(t *testing.T) {

@@ -46,6 +46,9 @@ puts them back. Without names, what the policy of the flags does not keep is for
 verified one and the two newest whole ones are always kept.`,
 		RunE: func(c *cobra.Command, args []string) error {
 			byFlag := p.given(c) // before variables and the file are read
+			if err := checkWhy(why); err != nil {
+				return err
+			}
 			s, err := r.openForChange(c)
 			if err != nil {
 				return err

@@ -65,6 +65,14 @@ func (r *reader) openForChange(c *cobra.Command) (ckpt.Store, error) {
 	return createStore(c.Context(), r.settings.Store)
 }
 
+// checkWhy refuses words that do not fit beside a checkpoint.
+func checkWhy(why string) error {
+	if len(why) > ckpt.MaxWhy {
+		return problem(node.CodeUsage, "say it shorter", "--why has %d bytes, at most %d", len(why), ckpt.MaxWhy)
+	}
+	return nil
+}
+
 // operator is who gives an order, in words.
 func (a *app) operator() string {
 	who := a.variable("USER")
@@ -183,6 +191,9 @@ func newCkptUndelete(a *app) *cobra.Command {
 		Long: `Undelete puts a forgotten checkpoint back, bit for bit, as long as gc has not begun to delete its data. It is pinned then,
 because the policy of a running job would forget it again; see phalanx ckpt unpin.`,
 		RunE: func(c *cobra.Command, args []string) error {
+			if err := checkWhy(why); err != nil {
+				return err
+			}
 			s, err := r.openForChange(c)
 			if err != nil {
 				return err
@@ -215,8 +226,8 @@ func newCkptPin(a *app) *cobra.Command {
 		Use: "pin latest|STEP|FOLDER", Args: cobra.ExactArgs(1),
 		Short: "Keep a checkpoint until it is unpinned; a forgotten one is put back first",
 		RunE: func(c *cobra.Command, args []string) error {
-			if len(why) > ckpt.MaxWhy {
-				return problem(node.CodeUsage, "say it shorter", "--why has %d bytes, at most %d", len(why), ckpt.MaxWhy)
+			if err := checkWhy(why); err != nil {
+				return err
 			}
 			s, err := r.openForChange(c)
 			if err != nil {
