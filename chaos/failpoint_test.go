@@ -249,7 +249,9 @@ var elsewhere = map[string]string{
 	"copy-kept":        "TestPeerCopies",
 	"slab-served":      "TestMixedSources",
 	"share-taken-over": "TestHostWithoutItsStore",
-	"plain-start":      "TestPlainDaemonDiesAtStart",
+
+	"checkpoints-forgotten": "TestLeaderDiesWhileItRetains",
+	"plain-start":           "TestPlainDaemonDiesAtStart",
 }
 
 // TestEveryFailPoint kills one process at each place that matters, and wants the bits of an undisturbed run, with everybody

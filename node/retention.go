@@ -11,6 +11,7 @@ import (
 	"phalanx"
 	"phalanx/ckpt"
 	"phalanx/elastic"
+	"phalanx/internal/failpoint"
 )
 
 // retentionLimit bounds one run of retention. What it leaves the next one does.
@@ -44,6 +45,7 @@ func (r *retention) run(now time.Time) error {
 	drops := ckpt.Drops(d.cfg.retain().Decide(inv, now))
 	forgotten, err := ckpt.Forget(ctx, d.store, inv, drops, ckpt.ForgetOptions{Now: now, Grace: d.cfg.GCGrace, By: by, Confirm: r.confirm})
 	if len(forgotten.Numbers) > 0 {
+		failpoint.Here("checkpoints-forgotten")
 		d.log.Info("checkpoints forgotten", "numbers", forgotten.Numbers, "grace", d.cfg.GCGrace.String())
 		if d.cfg.GCGrace <= 0 && err == nil { // their data go at once
 			inv, err = ckpt.TakeInventory(ctx, d.store, job, r.ofLineage)
