@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"net/http"
 	"os"
@@ -62,7 +63,7 @@ func (c *Client) Hello(ctx context.Context, cfg Config) error {
 	if diff := welcome.Spec.Diff(cfg.Spec); diff != "" {
 		return fmt.Errorf("hello: the job has another spec: %s; start with the job's settings", diff)
 	}
-	m, err := c.mapMemory(welcome)
+	m, err := c.mapMemory(welcome, cfg.Logger)
 	if err == nil {
 		m.TrainerStart, m.Alive, m.BoottimeNS = p.Start, p.Alive, p.BoottimeNS
 		err = c.attach(cfg, infos, m)
@@ -144,7 +145,7 @@ func postHello(ctx context.Context, hc *http.Client, body []byte) (wire.Welcome,
 }
 
 // mapMemory maps what the daemon prepared. What is mapped is ended by Close, also after an error.
-func (c *Client) mapMemory(w wire.Welcome) (Memory, error) {
+func (c *Client) mapMemory(w wire.Welcome, log *slog.Logger) (Memory, error) {
 	page, err := c.process.Memory.OpenPage(w.Page)
 	if err != nil {
 		return Memory{}, err
@@ -167,10 +168,27 @@ func (c *Client) mapMemory(w wire.Welcome) (Memory, error) {
 		if err != nil {
 			return Memory{}, err
 		}
-		c.closes = append(c.closes, slab.Unmap)
+		c.closes = append(c.closes, slab.Unmap, populate(slab, log))
 		m.Slab = slab.Bytes()
 	}
 	return m, nil
+}
+
+// populate maps the pages of the slab beside the first steps, so that the first save copies as fast as later ones. The
+// returned function ends the goroutine.
+func populate(slab *wire.Region, log *slog.Logger) (ended func() error) {
+	end := make(chan struct{})
+	var group sync.WaitGroup
+	group.Go(func() {
+		if err := slab.Populate(end); err != nil {
+			log.Info("the first save will copy slowly", "error", err)
+		}
+	})
+	return func() error {
+		close(end)
+		group.Wait()
+		return nil
+	}
 }
 
 // watchSignals turns TERM and INT into the preempt word. The returned function ends the goroutine.

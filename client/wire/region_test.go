@@ -7,10 +7,13 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 func TestPageFiles(t *testing.T) {
@@ -118,6 +121,54 @@ func TestRegion(t *testing.T) {
 		t.Errorf("read-only mapping of %d bytes ends in %d", len(r.Bytes()), r.Bytes()[8191])
 	}
 	if err := errors.Join(w.Remove(), w.Unmap(), r.Unmap(), r.Unmap()); err != nil {
+		t.Error(err)
+	}
+}
+
+// Writing to pages that were populated faults no more, and their content is as it was.
+func TestPopulate(t *testing.T) {
+	const size = 16 << 20
+	faults := func(populate bool) int64 {
+		r, err := CreateRegion(filepath.Join(t.TempDir(), "slab"), size)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() {
+			if err := errors.Join(r.Remove(), r.Unmap()); err != nil {
+				t.Error(err)
+			}
+		}()
+		r.Bytes()[size-1] = 7
+		if populate {
+			if err := r.Populate(nil); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if r.Bytes()[size-1] != 7 || r.Bytes()[0] != 0 {
+			t.Error("populating changed bytes")
+		}
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		var before, after unix.Rusage
+		err = unix.Getrusage(unix.RUSAGE_THREAD, &before)
+		for i := 0; i < size; i += 4096 {
+			r.Bytes()[i] = 1
+		}
+		if err := errors.Join(err, unix.Getrusage(unix.RUSAGE_THREAD, &after)); err != nil {
+			t.Fatal(err)
+		}
+		return after.Minflt - before.Minflt
+	}
+	if without, with := faults(false), faults(true); with > 50 || without < 10*max(with, 1) {
+		t.Errorf("%d faults of a region that was populated, %d of one that was not", with, without)
+	}
+	ended := make(chan struct{})
+	close(ended)
+	r, err := CreateRegion(filepath.Join(t.TempDir(), "slab"), size)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(r.Populate(ended), r.Remove(), r.Unmap()); err != nil {
 		t.Error(err)
 	}
 }

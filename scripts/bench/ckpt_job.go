@@ -80,15 +80,10 @@ func (p ckptPlan) measureJob(ctx context.Context, c *cell, dir string) error {
 	if err != nil {
 		return err
 	}
-	time.Sleep(time.Duration(20*c.StepMS) * time.Millisecond) // until the moments are written
+	lives, err := livesUntil(ctx, dir, trainers, published[len(published)-1].at)
 	end()
-	var lives [][]moment
-	for i := range c.Ranks {
-		moments, err := readMoments(filepath.Join(dir, fmt.Sprintf("%d.%d.moments", i, trainers[i])))
-		if err != nil {
-			return err
-		}
-		lives = append(lives, moments)
+	if err != nil {
+		return err
 	}
 	ours, err := ofMoments(lives, published)
 	if err != nil {
@@ -109,6 +104,30 @@ func (p ckptPlan) measureJob(ctx context.Context, c *cell, dir string) error {
 	}
 	c.By = append(c.By, *ours, *loads)
 	return nil
+}
+
+// livesUntil reads what the trainers wrote down, once all have written of a step after a moment.
+func livesUntil(ctx context.Context, dir string, trainers []int, after int64) ([][]moment, error) {
+	ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
+	defer cancel()
+	for {
+		var lives [][]moment
+		whole := true
+		for i, pid := range trainers {
+			moments, err := readMoments(filepath.Join(dir, fmt.Sprintf("%d.%d.moments", i, pid)))
+			if err != nil {
+				return nil, err
+			}
+			lives = append(lives, moments)
+			whole = whole && len(moments) > 0 && moments[len(moments)-1].Applied > after
+		}
+		if whole {
+			return lives, nil
+		}
+		if err := job.Pause(ctx, 50*time.Millisecond); err != nil {
+			return nil, fmt.Errorf("trainers stopped before the last save was published: %w", err)
+		}
+	}
 }
 
 // measureLoads restores what a job saved, all ranks' shares in one process, and verifies it.
