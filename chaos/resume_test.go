@@ -3,6 +3,7 @@
 package chaos_test
 
 import (
+	"path/filepath"
 	"slices"
 	"strings"
 	"syscall"
@@ -200,4 +201,36 @@ func TestDrainAndResize(t *testing.T) {
 		}
 	}
 	j.finish()
+}
+
+// TestStoreOfAnotherTraining: a new directory goes on from a store only with the settings that it was trained with, and only
+// forwards. What is stored stays as it is.
+func TestStoreOfAnotherTraining(t *testing.T) {
+	t.Parallel()
+	first := newJob(t, 2, 40, time.Millisecond)
+	first.run()
+	first.finish()
+	store := []string{"--store", filepath.Join(first.dir, "store"), "--job", filepath.Base(first.dir)}
+	for _, c := range []struct {
+		name  string
+		steps int
+		more  []string
+		code  int
+		words string
+	}{
+		{"another seed", 60, []string{"--seed", "2"}, 2, "seed is 2, the job has 1"},
+		{"fewer steps", 30, nil, 2, "holds step 40 of job job, which is to end with step 30"},
+		{"as many steps", 40, nil, 0, ""},
+		{"more steps", 60, nil, 0, ""},
+	} {
+		j := newJob(t, 1, c.steps, time.Millisecond, c.more...)
+		j.flags = store
+		j.run()
+		if c.code == 0 {
+			j.history.allowed = "a new directory goes on from the store"
+			j.finish()
+		} else {
+			j.refused(c.code, c.words)
+		}
+	}
 }

@@ -34,6 +34,16 @@ func findTip(ctx context.Context, s Store, job string) (tip, error) {
 	return tip{number: n, sha256: sha256Hex(content), newest: r}, err
 }
 
+// CheckFormat fails when the newest commit object of a job was written in a format that this program does not know: nothing
+// can be published after it. The error is an ErrFormat then; others are about reaching the store.
+func CheckFormat(ctx context.Context, s Store, job string) error {
+	_, err := findTip(ctx, s, job)
+	if err != nil {
+		return fmt.Errorf("look for the newest commit of %s: %w", job, err)
+	}
+	return nil
+}
+
 // readableBelow reads the newest record below a number that is not damaged, the zero Record when there is none.
 func readableBelow(ctx context.Context, s Store, job string, number uint64) (Record, error) {
 	for n := number; n > 1; {

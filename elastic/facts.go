@@ -75,6 +75,7 @@ type StoreFact struct {
 	Known      bool
 	Published  *Published // newest restorable of this job, nil for none
 	Unreadable []uint64   // commit numbers that the log calls published and that cannot be read
+	OtherJob   string     // why what is published is not of this training, "" when it is
 }
 
 // Fact returns the fact about a member, nil when there is none.

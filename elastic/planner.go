@@ -318,6 +318,9 @@ func (p Planner) open(s *State, f *Facts) Plan {
 	if len(ready) < want && !((f.JoinClosed || len(ready)+failed >= want) && len(ready) >= s.MinGroups()*s.GroupSize()) {
 		return Plan{Why: fmt.Sprintf("%d of %d members are ready", len(ready), want)}
 	}
+	if why := f.Store.OtherJob; why != "" && s.World.Generation.IsZero() {
+		return Plan{Command: Halt{HaltReason{Kind: OtherJob, Words: why}, f.UnixNS}, Why: why}
+	}
 	floor, source := p.origin(s, f, true)
 	if plan, ok := startsAnew(s, f, source); ok {
 		return plan

@@ -161,6 +161,9 @@ const (
 	CrashLoop HaltKind = "crash_loop"
 	// Unreadable means that checkpoints were published and no state of the job can be read any more; the job ends.
 	Unreadable HaltKind = "unreadable"
+	// OtherJob means that what the store holds under the job's name is of another training, or goes beyond this one; the job ends
+	// before its first step.
+	OtherJob HaltKind = "other_job"
 	// StoppedByOperator is a stop that was asked for: the job ends and resumes with the next run.
 	StoppedByOperator HaltKind = "stopped"
 	// StoppedUnsaved is such a stop whose last save was not durable when the grace was over.

@@ -4,12 +4,14 @@ package node
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
 	"strconv"
 	"time"
 
+	"phalanx"
 	"phalanx/ckpt"
 	"phalanx/elastic"
 )
@@ -68,9 +70,29 @@ func lookIntoStore(d *Daemon, groups int, s *elastic.State) elastic.StoreFact {
 			p.Labels = append(p.Labels, st.Label)
 		}
 		fact.Published = p
+		if s.Spec != nil {
+			fact.OtherJob = otherJob(r.Commit, *s.Spec)
+		}
 		return fact
 	}
 	return fact
+}
+
+// otherJob says why a checkpoint cannot be what a job goes on from: it was trained with other settings, or further than the job
+// goes. Only the number of steps may differ. A commit without settings tells nothing.
+func otherJob(c *ckpt.Commit, spec phalanx.JobSpec) string {
+	var stored phalanx.JobSpec
+	if len(c.Spec) == 0 || json.Unmarshal(c.Spec, &stored) != nil {
+		return ""
+	}
+	stored.LastStep = spec.LastStep
+	switch diff := stored.Diff(spec); {
+	case diff != "":
+		return fmt.Sprintf("the store holds checkpoints of another training as job %s: %s", c.Job, diff)
+	case c.Step > spec.LastStep:
+		return fmt.Sprintf("the store holds step %d of job %s, which is to end with step %d", c.Step, c.Job, spec.LastStep)
+	}
+	return ""
 }
 
 // absent lists the numbers that the log calls published and under which the store, which was read whole, has no checkpoint:

@@ -250,12 +250,12 @@ func (s *Store) openAt(ctx context.Context, key string, off int64) (f *os.File, 
 	return nil, 0, err
 }
 
-// openFresh opens a file that another host may have written a moment ago.
+// openFresh opens a file that another host may have written a moment ago. It never waits for a pipe that lies there instead.
 func (s *Store) openFresh(path string) (*os.File, error) {
-	f, err := os.Open(path)
+	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
 	if errors.Is(err, iofs.ErrNotExist) || errors.Is(err, unix.ESTALE) {
 		s.refresh(path)
-		f, err = os.Open(path)
+		f, err = os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
 	}
 	return f, err
 }

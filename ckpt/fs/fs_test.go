@@ -3,12 +3,15 @@
 package fs
 
 import (
+	"context"
 	"errors"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"phalanx/ckpt"
 	"phalanx/ckpt/storetest"
@@ -187,5 +190,22 @@ func TestDeleteRacesWithPut(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
+	}
+}
+
+// A pipe among the objects is no object, and nobody waits for its other end.
+func TestPipeIsNoObject(t *testing.T) {
+	dir := t.TempDir()
+	s, err := New(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(os.Mkdir(filepath.Join(dir, "job"), 0o755), unix.Mkfifo(filepath.Join(dir, "job", "pipe"), 0o644)); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	if p, err := s.Get(ctx, "job/pipe", 0, -1); !errors.Is(err, ckpt.ErrNotFound) || ctx.Err() != nil {
+		t.Errorf("read %d bytes: %v", len(p), err)
 	}
 }

@@ -13,6 +13,8 @@ import (
 	"slices"
 	"strings"
 
+	"golang.org/x/sys/unix"
+
 	"phalanx/ckpt"
 )
 
@@ -72,7 +74,7 @@ func (d directory) Read(ctx context.Context, name string, off int64, p []byte) e
 	if err != nil {
 		return err
 	}
-	f, err := os.Open(path)
+	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0) // never waits for a pipe
 	if errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("%s: %w", path, ckpt.ErrNotFound)
 	}

@@ -144,6 +144,7 @@ func prepare(ctx context.Context, s *settings.Settings, haveKey bool) error {
 	}
 	switch s.Resume {
 	case "auto":
+		err = refuseNewer(ctx, s, store)
 	case "never":
 		err = refuseState(ctx, s, store)
 	default:
@@ -204,6 +205,17 @@ func findStep(ctx context.Context, s *settings.Settings, store ckpt.Store) error
 	}
 	return problem(node.CodeNotFound, "see what there is: phalanx ckpt ls --store "+s.Store+" --job "+s.Job,
 		"--resume %s: the store %s has no published checkpoint of step %s of job %s%s", s.Resume, s.Store, s.Resume, s.Job, beside)
+}
+
+// refuseNewer finds at the start that no save of this job could be published.
+func refuseNewer(ctx context.Context, s *settings.Settings, store ckpt.Store) error {
+	switch err := ckpt.CheckFormat(ctx, store, s.Job); {
+	case errors.Is(err, ckpt.ErrFormat):
+		return problem(codeIncompatible, "use the release that wrote it, or a newer one, or another --job", "the store %s: %w", s.Store, err)
+	case err != nil:
+		return node.StoreProblem(err)
+	}
+	return nil
 }
 
 // refuseState is --resume never: nothing that exists may be mistaken for a new job's, nor be overwritten by it.
