@@ -4,6 +4,7 @@ package convert
 
 import (
 	"fmt"
+	"slices"
 
 	"phalanx"
 	"phalanx/ckpt"
@@ -103,18 +104,28 @@ func arrangeDCP(items []Item, objects []view.Object, target int64) *arrangement 
 	return a
 }
 
-// arrangeSafetensors packs tensors into files of about target bytes; a tensor is never cut.
-func arrangeSafetensors(items []Item, metadata map[string]string, target int64, name string) (*arrangement, error) {
-	groups := safetensors.Split(Layout(items), target)
+// arrangeSafetensors packs the written ones of items into files of about target bytes; a tensor is never cut. Tied ones are named in
+// the metadata of the file that has what they are tied to.
+func arrangeSafetensors(items []Item, written []int, aliases []safetensors.Alias, metadata map[string]string, target int64, name string) (*arrangement, error) {
+	infos := make([]phalanx.TensorInfo, len(written))
+	for k, i := range written {
+		infos[k] = items[i].TensorInfo
+	}
+	groups := safetensors.Split(infos, target)
 	a := &arrangement{}
 	for k, group := range groups {
-		infos := make([]phalanx.TensorInfo, len(group))
+		some := make([]phalanx.TensorInfo, len(group))
 		byName := make(map[string]int, len(group))
 		for n, i := range group {
-			infos[n] = items[i].TensorInfo
-			byName[items[i].Name] = i
+			some[n] = infos[i]
+			byName[infos[i].Name] = written[i]
 		}
-		f, err := safetensors.Layout(infos, metadata)
+		tied := slices.DeleteFunc(slices.Clone(aliases), func(alias safetensors.Alias) bool { _, here := byName[alias.Of]; return !here })
+		all, err := safetensors.AliasMetadata(metadata, tied)
+		if err != nil {
+			return nil, err
+		}
+		f, err := safetensors.Layout(some, all)
 		if err != nil {
 			return nil, err
 		}
@@ -130,6 +141,21 @@ func arrangeSafetensors(items []Item, metadata map[string]string, target int64, 
 		a.files = append(a.files, file)
 	}
 	return a, nil
+}
+
+// tied says which items are written, and which are only named because their elements are the same stored bytes as another's.
+func tied(v *view.View, items []Item, tie bool) (written []int, aliases []safetensors.Alias) {
+	identity := make([]string, len(items))
+	for i, it := range items {
+		t := &v.Tensors[it.Tensor]
+		if !tie || t.Bytes() == 0 {
+			continue
+		}
+		for _, s := range t.Shards {
+			identity[i] += fmt.Sprintf("%q %d %d %d %v %v;", s.Object, s.At, s.Length, s.First, s.Strides, s.Offset)
+		}
+	}
+	return safetensors.Tied(Layout(items), identity)
 }
 
 // FileSuffix is what the name of a file of safetensors ends with.

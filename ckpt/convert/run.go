@@ -25,6 +25,9 @@ type Options struct {
 	ShardBytes int64
 	// Name is the file's name when safetensors is written as one file; "" is model.safetensors.
 	Name string
+	// Tie: of tensors that are the same stored bytes, safetensors get one, and the names of the others in their metadata, as the
+	// Python package's save_model does it. Its load_file does not bring them back.
+	Tie bool
 	// Progress, unless nil, is called with bytes of tensors that were written, on one goroutine.
 	Progress func(done, total int64)
 }
@@ -37,6 +40,8 @@ type Result struct {
 	// Objects that are no tensors: those that were copied, and those that the format cannot hold.
 	Copied  []string `json:"objects"`
 	LeftOut []string `json:"left_out"`
+	// Tied are names of tensors that are stored under another's.
+	Tied []string `json:"tied,omitempty"`
 	// Beyond are tensors with numbers that a cast could not keep.
 	Beyond []Beyond `json:"beyond,omitempty"`
 }
@@ -64,11 +69,12 @@ func Run(ctx context.Context, v *view.View, items []Item, to Target, o Options) 
 type writer struct {
 	Options
 	*arrangement
-	source *view.View
-	items  []Item
-	to     Target
-	result Result
-	caster caster
+	source  *view.View
+	items   []Item
+	to      Target
+	result  Result
+	caster  caster
+	aliases []safetensors.Alias
 
 	total, done int64
 	at          int  // in order: the item that is written
@@ -101,18 +107,23 @@ func newWriter(v *view.View, items []Item, to Target, o Options) (*writer, error
 		if o.Name == "" {
 			o.Name = safetensors.FileName
 		}
-		w.arrangement, err = arrangeSafetensors(items, w.metadata(), o.ShardBytes, o.Name)
+		written, aliases := tied(v, items, o.Tie)
+		w.aliases = aliases
+		w.arrangement, err = arrangeSafetensors(items, written, aliases, w.metadata(), o.ShardBytes, o.Name)
 	default:
 		err = fmt.Errorf("%q: %w", o.To, ErrFormat)
 	}
 	if err != nil {
 		return nil, err
 	}
-	for _, it := range items {
-		w.total += it.Bytes()
+	for _, e := range w.extents {
+		w.total += e.to - e.from
 	}
 	w.sums = make([]uint64, 0, len(w.extents))
 	w.result = Result{Tensors: len(items), Bytes: w.total, Files: len(w.files), Copied: []string{}, LeftOut: []string{}}
+	for _, a := range w.aliases {
+		w.result.Tied = append(w.result.Tied, a.Name)
+	}
 	for _, obj := range v.Objects {
 		if len(w.objects) > 0 {
 			w.result.Copied = append(w.result.Copied, obj.Name)
@@ -160,7 +171,6 @@ func (w *writer) run(ctx context.Context) (err error) {
 func (w *writer) take(ctx context.Context, off int64, p []byte) error {
 	it := &w.items[w.order[w.at]]
 	from := w.source.Tensors[it.Tensor].DType
-	length := int64(len(p))
 	if it.DType != from {
 		size, wide := int64(phalanx.DTypeSize(from)), int64(phalanx.DTypeSize(it.DType))
 		cast, err := w.caster.cast(it.Name, it.DType, from, p)
@@ -169,6 +179,7 @@ func (w *writer) take(ctx context.Context, off int64, p []byte) error {
 		}
 		p, off = cast, off/size*wide
 	}
+	length := int64(len(p))
 	for {
 		e := &w.extents[w.next]
 		if err := w.fileOf(ctx, e.file); err != nil {

@@ -77,6 +77,25 @@ func FuzzOpen(f *testing.F) {
 	f.Add(0, index, 6, []byte("abc"))
 	f.Add(0, index, 6, []byte("abd"))
 	f.Add(7, []byte("PK\x03\x04"), 1, []byte{})
+	seed := func(first int, path string, second int, more string) {
+		a, err := os.ReadFile(path)
+		if err != nil {
+			f.Fatal(err)
+		}
+		b := []byte{}
+		if more != "" {
+			if b, err = os.ReadFile(more); err != nil {
+				f.Fatal(err)
+			}
+		}
+		f.Add(first, a, second, b)
+	}
+	seed(1, "../dcp/testdata/dcp-2.15/d1/.metadata", 2, "../dcp/testdata/dcp-2.15/d1/__0_0.distcp")
+	seed(1, "../dcp/testdata/dcp-2.11/d1/.metadata", 2, "../dcp/testdata/dcp-2.11/d1/__0_0.distcp")
+	seed(3, "../safetensors/testdata/golden/all.safetensors", 6, "")
+	seed(3, "../safetensors/testdata/golden/tied.safetensors", 6, "")
+	seed(7, "../torchfile/testdata/golden/views.pt", 6, "")
+	seed(5, "../testdata/golden-raw-v1/job/step-200-g5-a2.1/part-0.json", 6, "")
 	f.Fuzz(func(t *testing.T, first int, content []byte, second int, more []byte) {
 		dir := t.TempDir()
 		for _, c := range []struct {

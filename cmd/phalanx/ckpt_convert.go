@@ -31,6 +31,7 @@ type convertVerb struct {
 	partial   bool
 	dryRun    bool
 	rewrite   bool
+	tie       bool
 }
 
 // converted is the answer.
@@ -88,6 +89,7 @@ func (r *convertVerb) bind(c *cobra.Command) {
 	f.BoolVar(&r.selection.Strip, "strip-prefixes", false, `remove what wrappers put into names: "module." and "_orig_mod."`)
 	f.StringVar(&r.selection.DType, "dtype", "", "cast floating-point tensors to `DTYPE`, such as bf16; without it none is cast")
 	f.StringVar(&r.shardSize, "shard-size", "", "about how large a file becomes, such as 5GB or 256MiB (default: 5GiB for safetensors, 256MiB for dcp)")
+	f.BoolVar(&r.tie, "tie", false, "write tensors that share their stored bytes once, and name the others in the metadata of safetensors")
 	f.StringVar(&r.layout, "layout", "", "what is wanted: another checkpoint or a JSON file at `PATH`; differences in names, dtypes or shapes end with 8 and nothing is written")
 	f.BoolVar(&r.partial, "partial", false, "with --layout: tensors may be missing on either side")
 	f.BoolVar(&r.dryRun, "dry-run", false, "say what would be read and written, and do not")
@@ -117,7 +119,7 @@ func (r *convertVerb) run(c *cobra.Command, args []string) error {
 	if err := r.compare(c, items, &answer); err != nil {
 		return err
 	}
-	options := convert.Options{To: to, ShardBytes: shard}
+	options := convert.Options{To: to, ShardBytes: shard, Tie: r.tie}
 	if r.dryRun {
 		cost, err := dryRun(ctx, v, items)
 		if err != nil {
@@ -301,6 +303,9 @@ func (r *convertVerb) say(x *converted) error {
 	}
 	for _, b := range x.Beyond {
 		fmt.Fprintf(r.stdout, "beyond what %s holds: %s of %s\n", r.selection.DType, plural(int(b.Count), "number"), b.Name)
+	}
+	for _, name := range x.Tied {
+		fmt.Fprintf(r.stdout, "tied to another one: %s\n", name)
 	}
 	for _, name := range x.LeftOut {
 		fmt.Fprintf(r.stdout, "left out, for it is no tensor: %s\n", name)

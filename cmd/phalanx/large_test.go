@@ -10,6 +10,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"path/filepath"
+	"syscall"
 	"testing"
 	"time"
 
@@ -68,13 +69,15 @@ func TestInspectIsFast(t *testing.T) {
 	}
 	folder := filepath.Join(dir, a.Folder())
 	best := time.Hour
-	for range 5 { // the machine has other things to do as well
+	for range 5 {
 		var out, errs bytes.Buffer
-		begin := time.Now()
+		begin, worked := time.Now(), processorTime(t)
 		if code := execute(context.Background(), []string{"ckpt", "inspect", folder, "--json"}, app{&out, &errs, nil}); code != 0 {
 			t.Fatalf("exit code %d: %s", code, errs.String())
 		}
-		best = min(best, time.Since(begin))
+		// The machine has other things to do as well: what this process did not get is not its fault, but one processor has
+		// to be enough.
+		best = min(best, time.Since(begin), processorTime(t)-worked)
 		var answer struct {
 			Bytes   int64 `json:"size_bytes"`
 			Tensors []struct {
@@ -96,6 +99,16 @@ func TestInspectIsFast(t *testing.T) {
 	if best > time.Second && !raceEnabled { // the race detector takes ten times as long
 		t.Errorf("inspect took %s", best)
 	}
+}
+
+// processorTime is what this process has used.
+func processorTime(t *testing.T) time.Duration {
+	t.Helper()
+	var u syscall.Rusage
+	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {
+		t.Fatal(err)
+	}
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
 // largeLayout is what one of n coordinates holds: rows of every tensor, as fully sharded data parallelism deals them.
