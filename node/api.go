@@ -376,6 +376,9 @@ func (d *Daemon) publishView(now time.Time) {
 	if d.lead == nil && !d.up.connected && !d.leaderless.IsZero() && time.Since(d.leaderless) > 5*time.Second {
 		v.Notes = append(v.Notes, fmt.Sprintf("no leader for %.0f s: a majority of the voters must be up; if their directories are lost, start the job in another --dir with the same --job and --store, it resumes from the newest checkpoint", time.Since(d.leaderless).Seconds()))
 	}
+	if d.lead != nil && d.lead.why != "" && time.Since(d.lead.whySince) > 5*time.Second && (s.Phase == elastic.Idle || s.Phase == elastic.Forming) {
+		v.Notes = append(v.Notes, "the job waits: "+d.lead.why)
+	}
 	if !d.niced {
 		v.Notes = append(v.Notes, "daemons run at the trainers' priority: nice -5 is not allowed here")
 	}

@@ -33,6 +33,7 @@ type arbiter struct {
 	asks     []leaseWaiter
 	proving  bool
 	why      string
+	whySince time.Time // when it began to be so
 	timing   timing
 	voters   bool // the configuration is being changed
 	votersAt time.Time
@@ -320,7 +321,7 @@ func (a *arbiter) plan() {
 	facts := a.facts(time.Now())
 	p := a.planner.Plan(a.d.state, facts)
 	if p.Why != a.why {
-		a.why = p.Why
+		a.why, a.whySince = p.Why, time.Now()
 		a.d.log.Debug("plan", "why", p.Why)
 	}
 	switch {

@@ -111,6 +111,16 @@ func Run(ctx context.Context, c Config) (node.Outcome, error) {
 		}
 		return node.Outcome{}, err
 	}
+	noteCtx, stopNotes := context.WithCancel(ctx)
+	noted := make(chan struct{})
+	go func() { // ends before Run returns
+		defer close(noted)
+		s.tellNotes(noteCtx)
+	}()
+	defer func() {
+		stopNotes()
+		<-noted
+	}()
 	return s.loop()
 }
 
