@@ -61,7 +61,7 @@ func Judge(a, b *Tensor) Verdict {
 			return verdict(same)
 		}
 	}
-	if len(a.Shards) != len(b.Shards) {
+	if len(a.Shards) != len(b.Shards) || len(a.Shards) == 0 {
 		return Unknown
 	}
 	elem := int64(phalanx.DTypeSize(a.DType))
@@ -104,6 +104,9 @@ func Blocks(ctx context.Context, a, b *View, pairs []Pair, f func(p Pair, x, y [
 	}
 	group.Go(func() error {
 		err := a.Stream(gctx, of(func(p Pair) int { return p.A }), func(_ int, _ int64, p []byte) error {
+			if len(p) == 0 { // the other side reads nothing of it, and may be done
+				return nil
+			}
 			_, err := w.Write(p)
 			return err
 		})
