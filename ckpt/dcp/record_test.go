@@ -93,6 +93,30 @@ func readMember(t testing.TB, f *zip.File) []byte {
 	return b
 }
 
+// archive makes an archive of names and contents in turn.
+func archive(t testing.TB, deflate bool, namesAndContents ...string) []byte {
+	t.Helper()
+	var b bytes.Buffer
+	w := zip.NewWriter(&b)
+	for i := 0; i < len(namesAndContents); i += 2 {
+		method := zip.Store
+		if deflate && strings.Contains(namesAndContents[i], "data/") {
+			method = zip.Deflate
+		}
+		f, err := w.CreateHeader(&zip.FileHeader{Name: namesAndContents[i], Method: method})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := io.WriteString(f, namesAndContents[i+1]); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return b.Bytes()
+}
+
 // TestRecordLarge: from 4 GiB on the sizes need 64 bits; the payload stays where it is.
 func TestRecordLarge(t *testing.T) {
 	for _, payload := range []int64{math.MaxUint32 - 1<<16 - 1, math.MaxUint32 - 1<<16, math.MaxUint32 - 1, math.MaxUint32, 1 << 32, 5 << 32, 1 << 50} {

@@ -4,6 +4,7 @@ package pickle
 
 import (
 	"bytes"
+	"runtime"
 	"testing"
 )
 
@@ -22,7 +23,13 @@ func FuzzDecode(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, data []byte, lenient bool) {
 		limits := Limits{Memory: 1 << 20, Depth: 50}
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
 		d, err := Decode(data, Policy{KnownIn: TensorGlobal, Foreign: lenient, PersistentIDs: lenient}, limits)
+		runtime.ReadMemStats(&after)
+		if used := after.TotalAlloc - before.TotalAlloc; used > 4*uint64(limits.Memory)+200*uint64(len(data)) {
+			t.Fatalf("%d bytes took %d bytes of memory", len(data), used)
+		}
 		if err != nil {
 			if d != nil {
 				t.Fatal("values and an error")

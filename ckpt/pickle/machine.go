@@ -260,7 +260,7 @@ func (m *machine) global(module, name string) error {
 	key := Name{module, name}
 	g := m.globals[key]
 	if g == nil {
-		known := slices.Contains(m.policy.Known, key) || m.policy.KnownIn != nil && m.policy.KnownIn(module, name)
+		known := slices.Contains(m.policy.Known, key) || m.policy.KnownIn != nil && m.policy.KnownIn(module, name) || isBuiltin(module, name)
 		dangerous := !known && Dangerous(module, name)
 		if !known && (dangerous || !m.policy.Foreign) {
 			return &UnknownGlobalError{Module: module, Name: name, Offset: int64(m.op), Dangerous: dangerous}

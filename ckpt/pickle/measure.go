@@ -4,6 +4,7 @@ package pickle
 
 import (
 	"fmt"
+	"iter"
 	"math"
 )
 
@@ -25,105 +26,96 @@ const (
 // measure walks what can be reached from the value, each node once, and refuses what goes beyond the limits or contains
 // itself. Objects of unknown classes are not entered.
 func measure(value any, l Limits) error {
-	_, err := extentOf(value, l, 0)
+	_, _, err := measureValue(value, &l, 0)
 	return err
 }
 
-// extentOf is called at most Limits.Depth deep.
-func extentOf(v any, l Limits, depth int) (extent, error) {
-	e, children := inside(v)
-	if e == nil {
-		return extent{depth: 1, expansion: 1 + length(v)/64}, nil
+// measureValue is called at most Limits.Depth deep.
+func measureValue(v any, l *Limits, depth int) (int32, int64, error) {
+	var e *extent
+	switch v := v.(type) {
+	case string:
+		return 1, 1 + int64(len(v))/64, nil
+	case Bytes:
+		return 1, 1 + int64(len(v))/64, nil
+	case *Tuple:
+		e = &v.extent
+	case *List:
+		e = &v.extent
+	case *Set:
+		e = &v.extent
+	case *Dict:
+		e = &v.extent
+	case *PersistentID:
+		e = &v.extent
+	case *Object:
+		e = &v.extent
+	default:
+		return 1, 1, nil
 	}
 	switch {
 	case e.state == measured:
-		return *e, nil
+		return e.depth, e.expansion, nil
 	case e.state == measuring:
-		return extent{}, fmt.Errorf("%w: %s contains itself", ErrLimit, Describe(v))
+		return 0, 0, fmt.Errorf("%w: %s contains itself", ErrLimit, Describe(v))
 	case depth >= l.Depth:
-		return extent{}, fmt.Errorf("%w: values nest more than %d deep", ErrLimit, l.Depth)
+		return 0, 0, fmt.Errorf("%w: values nest more than %d deep", ErrLimit, l.Depth)
 	}
-	e.state = measuring
-	sum := extent{state: measured, expansion: 1}
-	err := children(func(child any) error {
-		c, err := extentOf(child, l, depth+1)
-		if err != nil {
-			return err
-		}
-		sum.depth = max(sum.depth, c.depth)
-		if sum.expansion > math.MaxInt64-c.expansion || sum.expansion+c.expansion > l.Expansion {
-			return fmt.Errorf("%w: with shared values written out it has more than %d values", ErrLimit, l.Expansion)
-		}
-		sum.expansion += c.expansion
-		return nil
-	})
-	if err != nil {
-		return extent{}, err
-	}
-	if sum.depth++; int(sum.depth) > l.Depth {
-		return extent{}, fmt.Errorf("%w: values nest more than %d deep", ErrLimit, l.Depth)
-	}
-	*e = sum
-	return sum, nil
-}
-
-func length(v any) int64 {
-	switch v := v.(type) {
-	case string:
-		return int64(len(v))
-	case Bytes:
-		return int64(len(v))
-	}
-	return 0
-}
-
-// inside returns where the extent of a node is kept, nil for a value that is no node, and a walk over what it holds.
-func inside(v any) (*extent, func(func(any) error) error) {
-	switch v := v.(type) {
-	case *Tuple:
-		return &v.extent, func(visit func(any) error) error { return each(visit, v.Items) }
-	case *List:
-		return &v.extent, func(visit func(any) error) error { return each(visit, v.Items) }
-	case *Set:
-		return &v.extent, func(visit func(any) error) error { return each(visit, v.Items) }
-	case *Dict:
-		return &v.extent, func(visit func(any) error) error { return eachPair(visit, v.Pairs) }
-	case *PersistentID:
-		return &v.extent, func(visit func(any) error) error { return visit(v.ID) }
-	case *Object:
-		return &v.extent, func(visit func(any) error) error {
-			if !v.Known() {
-				return nil
+	e.state, e.depth, e.expansion = measuring, 0, 1
+	if o, ok := v.(*Object); !ok || o.Known() {
+		for child := range children(v) {
+			deep, many, err := measureValue(child, l, depth+1)
+			if err != nil {
+				return 0, 0, err
 			}
-			if err := each(visit, []any{v.Args, v.State}); err != nil {
-				return err
+			e.depth = max(e.depth, deep)
+			if e.expansion > math.MaxInt64-many || e.expansion+many > l.Expansion {
+				return 0, 0, fmt.Errorf("%w: with shared values written out it has more than %d values", ErrLimit, l.Expansion)
 			}
-			if err := each(visit, v.Items); err != nil {
-				return err
-			}
-			return eachPair(visit, v.Pairs)
+			e.expansion += many
 		}
 	}
-	return nil, nil
+	if e.depth++; int(e.depth) > l.Depth {
+		return 0, 0, fmt.Errorf("%w: values nest more than %d deep", ErrLimit, l.Depth)
+	}
+	e.state = measured
+	return e.depth, e.expansion, nil
 }
 
-func each(visit func(any) error, items []any) error {
+// children are the values in a node, of an object also its class.
+func children(v any) iter.Seq[any] {
+	return func(yield func(any) bool) {
+		switch v := v.(type) {
+		case *Tuple:
+			all(yield, v.Items)
+		case *List:
+			all(yield, v.Items)
+		case *Set:
+			all(yield, v.Items)
+		case *Dict:
+			allPairs(yield, v.Pairs)
+		case *PersistentID:
+			yield(v.ID)
+		case *Object:
+			_ = yield(v.Class) && yield(v.Args) && yield(v.State) && all(yield, v.Items) && allPairs(yield, v.Pairs)
+		}
+	}
+}
+
+func all(yield func(any) bool, items []any) bool {
 	for _, item := range items {
-		if err := visit(item); err != nil {
-			return err
+		if !yield(item) {
+			return false
 		}
 	}
-	return nil
+	return true
 }
 
-func eachPair(visit func(any) error, pairs []Pair) error {
+func allPairs(yield func(any) bool, pairs []Pair) bool {
 	for _, p := range pairs {
-		if err := visit(p.Key); err != nil {
-			return err
-		}
-		if err := visit(p.Value); err != nil {
-			return err
+		if !yield(p.Key) || !yield(p.Value) {
+			return false
 		}
 	}
-	return nil
+	return true
 }

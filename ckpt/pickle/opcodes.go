@@ -351,7 +351,7 @@ func (m *machine) call(isNew bool, n int) error {
 	if n == 3 {
 		o.Args = &Tuple{Items: v[1:]}
 	}
-	m.push(o, costObject)
+	m.push(builtin(o))
 	return nil
 }
 

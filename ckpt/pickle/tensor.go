@@ -132,7 +132,10 @@ func tensorOf(args []any) (*Tensor, error) {
 	if len(args) > 4 {
 		t.RequiresGrad, _ = args[4].(bool)
 	}
-	return t, t.check(size)
+	if err := t.check(size); err != nil {
+		return nil, err
+	}
+	return t, nil
 }
 
 // storageOf reads ("storage", class, key, device, elements) and returns the size of an element by its class.

@@ -49,7 +49,7 @@ func (d *Dict) Get(key string) (any, bool) {
 type Global struct {
 	Module, Name string
 	Offset       int64 // of the opcode that names it first
-	Known        bool  // it is in Policy.Known
+	Known        bool  // the policy knows it, or it is a plain type of Python itself
 }
 
 // String is the name as Python writes it.
@@ -80,7 +80,7 @@ func (o *Object) Global() *Global {
 	return g
 }
 
-// Known reports whether the class is in Policy.Known.
+// Known reports whether the class is a global that the policy knows.
 func (o *Object) Known() bool {
 	g := o.Global()
 	return g != nil && g.Known

@@ -6,6 +6,7 @@ Tensors travel as {"name", "dtype", "shape", "bytes"}: PyTorch's name of the dty
 
 import base64
 import ctypes
+import faulthandler
 import json
 import os
 import sys
@@ -118,6 +119,7 @@ def load_nested(path, file):
 
 
 def in_group(rank, f, ranks, port, args):
+    faulthandler.dump_traceback_later(25, exit=True)  # a rank that waits for ever says where
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     dist.init_process_group(
         "gloo", store=dist.TCPStore("localhost", port, ranks, False), rank=rank, world_size=ranks
@@ -131,8 +133,9 @@ def in_group(rank, f, ranks, port, args):
 def group(f, ranks, *args):
     """Runs f(rank, …) on several ranks."""
     store = dist.TCPStore("localhost", 0, ranks, True, wait_for_workers=False)
-    # Forked: each rank would spend seconds to import PyTorch again. Nothing here has started threads by now.
-    mp.start_processes(in_group, args=(f, ranks, store.port, args), nprocs=ranks, start_method="fork")
+    # Forked from a process that has imported PyTorch and done nothing else: to import it again takes seconds for each rank,
+    # and to fork this process, which has threads by now, may stop the child for ever.
+    mp.start_processes(in_group, args=(f, ranks, store.port, args), nprocs=ranks, start_method="forkserver")
 
 
 def placements(names):
@@ -303,6 +306,7 @@ COMMANDS = {
 
 
 def main():
+    mp.set_forkserver_preload(["torch.distributed.checkpoint", "torch.distributed.device_mesh", "torch.distributed.tensor"])
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what libraries print is no answer
     torch.set_num_threads(1)

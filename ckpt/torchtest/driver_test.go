@@ -6,6 +6,7 @@ package torchtest
 
 import (
 	"bufio"
+	"context"
 	"encoding/json"
 	"flag"
 	"fmt"
@@ -15,6 +16,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -28,9 +30,10 @@ var version = flag.String("torch", "2.15", "the version of PyTorch, one that scr
 type driver struct {
 	mu      sync.Mutex // one command at a time
 	stdin   io.WriteCloser
+	stdout  io.ReadCloser
 	answers *bufio.Reader
-	process *exec.Cmd
-	dtypes  []string // that this version has, of phalanx.DTypes
+	process *exec.Cmd // leads a process group, with the ranks that it starts
+	dtypes  []string  // that this version has, of phalanx.DTypes
 }
 
 var torch *driver
@@ -48,7 +51,7 @@ func TestMain(m *testing.M) {
 	}
 	if torch != nil && torch.process.Process != nil {
 		torch.stdin.Close() // ends it
-		timer := time.AfterFunc(10*time.Second, func() { torch.process.Process.Kill() })
+		timer := time.AfterFunc(10*time.Second, torch.kill)
 		if err := torch.process.Wait(); err != nil {
 			fmt.Fprintln(os.Stderr, "torchtest: driver.py:", err)
 			code = 1
@@ -59,7 +62,9 @@ func TestMain(m *testing.M) {
 }
 
 func start() error {
-	env := exec.Command("../../scripts/torch-env.sh", *version)
+	ctx, cancel := context.WithTimeout(context.Background(), 25*time.Minute) // it may have to wait for another one, and to install
+	defer cancel()
+	env := exec.CommandContext(ctx, "../../scripts/torch-env.sh", *version)
 	env.Stderr = os.Stderr
 	python, err := env.Output()
 	if err != nil {
@@ -67,16 +72,16 @@ func start() error {
 	}
 	// -I: no PYTHONPATH, no user packages, no files of this folder. -B: leave no compiled files in the checkout.
 	d := &driver{process: exec.Command(strings.TrimSpace(string(python)), "-I", "-B", "driver.py")}
-	d.process.Env = append(os.Environ(), "CUDA_VISIBLE_DEVICES=")
+	d.process.Env = append(os.Environ(), "CUDA_VISIBLE_DEVICES=", "OMP_NUM_THREADS=1", "OPENBLAS_NUM_THREADS=1")
+	d.process.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	d.process.Stderr = os.Stderr
 	if d.stdin, err = d.process.StdinPipe(); err != nil {
 		return err
 	}
-	stdout, err := d.process.StdoutPipe()
-	if err != nil {
+	if d.stdout, err = d.process.StdoutPipe(); err != nil {
 		return err
 	}
-	d.answers = bufio.NewReader(stdout)
+	d.answers = bufio.NewReader(d.stdout)
 	if err := d.process.Start(); err != nil {
 		return err
 	}
@@ -100,7 +105,13 @@ func start() error {
 	return nil
 }
 
-// do gives a command and waits for its answer. A driver that does not answer is killed, which ends the wait.
+// kill ends the driver and its ranks, and every wait for them.
+func (d *driver) kill() {
+	syscall.Kill(-d.process.Process.Pid, syscall.SIGKILL)
+	d.stdout.Close() // a rank that left the group may hold the other end
+}
+
+// do gives a command and waits for its answer. A driver that does not answer in time is killed.
 func (d *driver) do(command map[string]any, answer any) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -111,7 +122,7 @@ func (d *driver) do(command map[string]any, answer any) error {
 	if _, err := d.stdin.Write(append(line, '\n')); err != nil {
 		return fmt.Errorf("driver.py has ended: %w", err)
 	}
-	timer := time.AfterFunc(answerWithin, func() { d.process.Process.Kill() })
+	timer := time.AfterFunc(answerWithin, d.kill)
 	reply, err := d.answers.ReadBytes('\n')
 	if !timer.Stop() {
 		return fmt.Errorf("driver.py did not answer %s within %v", command["do"], answerWithin)

@@ -1,0 +1,228 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package pickle_test
+
+import (
+	"bytes"
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+	"testing"
+
+	"pgregory.net/rapid"
+
+	"phalanx"
+	"phalanx/ckpt/pickle"
+)
+
+// TestDTypes: every dtype that can be stored has a name in PyTorch and comes back from it.
+func TestDTypes(t *testing.T) {
+	for _, dtype := range phalanx.DTypes() {
+		name := pickle.TorchName(dtype)
+		if name == "" || pickle.DType(name) != dtype || !pickle.TensorGlobal("torch", name) {
+			t.Errorf("%s is %q", dtype, name)
+		}
+		b, err := pickle.EncodeTensor(dtype, []int{2, 3})
+		if err != nil {
+			t.Fatal(err)
+		}
+		tensor := decodeTensor(t, b)
+		if tensor.DType != dtype || tensor.DTypeName != name || !slices.Equal(tensor.Shape, []int{2, 3}) || !slices.Equal(tensor.Strides, []int{3, 1}) ||
+			tensor.StorageBytes != int64(6*phalanx.DTypeSize(dtype)) || !tensor.Contiguous() || tensor.Storage != "0" {
+			t.Errorf("%s: %+v", dtype, tensor)
+		}
+	}
+	if pickle.TorchName("float32") != "" || pickle.DType("f32") != "" || pickle.DType("") != "" || pickle.TensorGlobal("torch", "") {
+		t.Error("unknown dtypes are known")
+	}
+	if _, err := pickle.EncodeTensor("f31", nil); err == nil {
+		t.Error("f31 is written")
+	}
+}
+
+func decodeTensor(t testing.TB, b []byte) *pickle.Tensor {
+	t.Helper()
+	doc, err := pickle.Decode(b, pickle.Policy{KnownIn: pickle.TensorGlobal, PersistentIDs: true}, pickle.Limits{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	tensor, err := pickle.AsTensor(doc.Value)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return tensor
+}
+
+func known(module, name string) *pickle.Global {
+	return &pickle.Global{Module: module, Name: name, Known: true}
+}
+
+func call(g *pickle.Global, args ...any) *pickle.Object {
+	return &pickle.Object{Class: g, Args: &pickle.Tuple{Items: args}}
+}
+
+func ints(n ...int64) *pickle.Tuple {
+	t := &pickle.Tuple{}
+	for _, v := range n {
+		t.Items = append(t.Items, v)
+	}
+	return t
+}
+
+// storage is the persistent id of a storage of f32.
+func storage(elements any) *pickle.PersistentID {
+	return &pickle.PersistentID{ID: &pickle.Tuple{Items: []any{"storage", known("torch", "FloatStorage"), "7", "cuda:0", elements}}}
+}
+
+// TestAsTensor: the ways in which PyTorch describes a tensor, and what is refused.
+func TestAsTensor(t *testing.T) {
+	v2, v3 := known("torch._utils", "_rebuild_tensor_v2"), known("torch._utils", "_rebuild_tensor_v3")
+	hooks := call(known("collections", "OrderedDict"))
+	plain := call(v2, storage(int64(6)), int64(0), ints(2, 3), ints(1, 2), true, hooks)
+	untyped := &pickle.PersistentID{ID: &pickle.Tuple{Items: []any{"storage", known("torch.storage", "UntypedStorage"), "0", "cpu", int64(8)}}}
+	for _, c := range []struct {
+		name  string
+		v     any
+		wants string // a part of the error, or of the tensor
+	}{
+		{"plain", plain, "{Storage:7 StorageBytes:24 DType:f32 DTypeName:float32 Shape:[2 3] Strides:[1 2] Offset:0 RequiresGrad:true}"},
+		{"with metadata", call(v2, append(slices.Clone(plain.Args.(*pickle.Tuple).Items), &pickle.Dict{})...), "DType:f32"},
+		{"of the first kind", call(known("torch._utils", "_rebuild_tensor"), storage(int64(6)), int64(5), ints(), ints()), "Offset:5"},
+		{"a parameter", call(known("torch._utils", "_rebuild_parameter"), plain, true, hooks), "StorageBytes:24"},
+		{"of a type of its own", call(known("torch._tensor", "_rebuild_from_type_v2"), v2, &pickle.Global{Module: "mine", Name: "T"}, plain.Args, &pickle.Dict{}), "StorageBytes:24"},
+		{"untyped", call(v3, untyped, int64(1), ints(3), ints(1), false, hooks, known("torch", "bfloat16")), "DType:bf16 DTypeName:bfloat16 Shape:[3]"},
+		{"of an unknown dtype", call(v3, untyped, int64(0), ints(3), ints(1), false, hooks, known("torch", "float4_e2m1fn_x2")), "DType: DTypeName:float4_e2m1fn_x2"},
+		{"expanded", call(v2, storage(int64(1)), int64(0), ints(1000, 5), ints(0, 0), false, hooks), "Shape:[1000 5] Strides:[0 0]"},
+		{"empty beyond its storage", call(v2, storage(int64(0)), int64(9), ints(0, 1<<40), ints(1<<40, 1), false, hooks), "Shape:[0 1099511627776]"},
+		{"one more than there is", call(v2, storage(int64(5)), int64(0), ints(2, 3), ints(3, 1), false, hooks), "beyond its storage of 20 bytes"},
+		{"untyped with one more", call(v3, untyped, int64(2), ints(3), ints(1), false, hooks, known("torch", "bfloat16")), "beyond its storage of 8 bytes"},
+		{"begins behind", call(v2, storage(int64(6)), int64(6), ints(), ints(), false, hooks), "beyond its storage"},
+		{"begins far behind", call(v2, storage(int64(6)), int64(math.MaxInt64), ints(2), ints(math.MaxInt64), false, hooks), "beyond its storage"},
+		{"far strides", call(v2, storage(int64(6)), int64(0), ints(2, 2), ints(math.MaxInt64, math.MaxInt64), false, hooks), "beyond its storage"},
+		{"begins before", call(v2, storage(int64(6)), int64(-1), ints(), ints(), false, hooks), "begins at"},
+		{"negative strides", call(v2, storage(int64(6)), int64(5), ints(6), ints(-1), false, hooks), "strides [-1]"},
+		{"a negative size", call(v2, storage(int64(6)), int64(0), ints(-6), ints(1), false, hooks), "shape [-6]"},
+		{"too many elements", call(v2, storage(int64(6)), int64(0), ints(1<<32, 1<<32), ints(0, 0), false, hooks), "a tensor of shape"},
+		{"more sizes than strides", call(v2, storage(int64(6)), int64(0), ints(2, 3), ints(1), false, hooks), "2 sizes and 1 strides"},
+		{"a size of text", call(v2, storage(int64(6)), int64(0), &pickle.Tuple{Items: []any{"2"}}, ints(1), false, hooks), "the shape of a tensor"},
+		{"no shape", call(v2, storage(int64(6)), int64(0), nil, ints(1), false, hooks), "None instead of a tuple"},
+		{"few arguments", call(v2, storage(int64(6))), "1 arguments, it has 6"},
+		{"no arguments", &pickle.Object{Class: v2, Args: int64(1)}, "is called with an int"},
+		{"an empty wrapper", call(known("torch._utils", "_rebuild_parameter")), "0 arguments"},
+		{"a wrapper of itself", wrapped(plain, 10), "wrapped too often"},
+		{"no storage", call(v2, int64(1), int64(0), ints(), ints(), false, hooks), "an int instead of a storage"},
+		{"another storage", call(v2, &pickle.PersistentID{ID: "x"}, int64(0), ints(), ints(), false, hooks), "unknown kind of storage"},
+		{"a storage of text", call(v2, storage("6"), int64(0), ints(), ints(), false, hooks), "a storage that is described by"},
+		{"a storage beyond numbers", call(v2, storage(int64(math.MaxInt64)), int64(0), ints(), ints(), false, hooks), "a storage that is described by"},
+		{"quantized", call(v2, &pickle.PersistentID{ID: &pickle.Tuple{Items: []any{"storage", known("torch", "QInt8Storage"), "0", "cpu", int64(1)}}}, int64(0), ints(), ints(), false, hooks), "unknown class torch.QInt8Storage"},
+		{"something else", call(known("torch", "Size"), ints(2)), "a torch.Size is no tensor"},
+		{"unknown", call(&pickle.Global{Module: "torch._utils", Name: "_rebuild_tensor_v2"}, plain.Args.(*pickle.Tuple).Items...), "is no tensor"},
+		{"None", nil, "None is no tensor"},
+	} {
+		tensor, err := pickle.AsTensor(c.v)
+		got := fmt.Sprintf("%+v", tensor)
+		if err != nil {
+			got = err.Error()
+		}
+		if !strings.Contains(got, c.wants) || (tensor == nil) != (err != nil) {
+			t.Errorf("%s: %s, want %q", c.name, got, c.wants)
+		}
+	}
+}
+
+func wrapped(v any, times int) any {
+	for range times {
+		v = call(known("torch._utils", "_rebuild_parameter"), v)
+	}
+	return v
+}
+
+// TestGather: elements with any strides come in row-major order, as found one by one.
+func TestGather(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		tensor := &pickle.Tensor{DType: rapid.SampledFrom([]string{"u8", "bf16", "f32", "c128"}).Draw(t, "dtype")}
+		size := phalanx.DTypeSize(tensor.DType)
+		for range rapid.IntRange(0, 4).Draw(t, "dimensions") {
+			tensor.Shape = append(tensor.Shape, rapid.IntRange(0, 4).Draw(t, "size"))
+			tensor.Strides = append(tensor.Strides, 0)
+		}
+		// Row-major with the dimensions in some order, and now and then a stride that is none of it.
+		next := 1
+		for _, d := range rapid.Permutation(indices(len(tensor.Shape))).Draw(t, "order") {
+			tensor.Strides[d] = next
+			if rapid.IntRange(0, 4).Draw(t, "odd") == 0 {
+				tensor.Strides[d] = rapid.IntRange(0, 9).Draw(t, "stride")
+			}
+			next *= max(tensor.Shape[d], 1)
+		}
+		tensor.Offset = rapid.Int64Range(0, 3).Draw(t, "offset")
+		last := int(tensor.Offset)
+		for d, n := range tensor.Shape {
+			last += max(n-1, 0) * tensor.Strides[d]
+		}
+		tensor.StorageBytes = int64((last + 1) * size)
+		storage := make([]byte, tensor.StorageBytes)
+		for i := range storage {
+			storage[i] = byte(i*5 + i>>8)
+		}
+		want := walk(nil, storage, tensor, 0, int(tensor.Offset), size)
+		got := make([]byte, tensor.Bytes())
+		if err := tensor.Gather(got, storage); err != nil || !bytes.Equal(got, want) {
+			t.Fatalf("%+v: % x, want % x, %v", tensor, got, want, err)
+		}
+		if from := int(tensor.Offset) * size; tensor.Contiguous() && !bytes.Equal(want, storage[from:from+len(want)]) && len(want) > 0 {
+			t.Fatalf("%+v is not contiguous", tensor)
+		}
+	})
+}
+
+func indices(n int) []int {
+	v := make([]int, n)
+	for i := range v {
+		v[i] = i
+	}
+	return v
+}
+
+// walk appends the elements of a tensor from dimension d on.
+func walk(out, storage []byte, t *pickle.Tensor, d, at, size int) []byte {
+	if d == len(t.Shape) {
+		return append(out, storage[at*size:(at+1)*size]...)
+	}
+	for i := range t.Shape[d] {
+		out = walk(out, storage, t, d+1, at+i*t.Strides[d], size)
+	}
+	return out
+}
+
+// TestGatherRefuses what does not fit, so that wrong numbers never reach beyond.
+func TestGatherRefuses(t *testing.T) {
+	for _, c := range []struct {
+		tensor pickle.Tensor
+		dst    int
+		says   string
+	}{
+		{pickle.Tensor{DType: "f31", Shape: []int{1}, Strides: []int{1}, StorageBytes: 4}, 4, "unknown type"},
+		{pickle.Tensor{DType: "f32", Shape: []int{1}, Strides: []int{1}, StorageBytes: 4}, 8, "room for 8"},
+		{pickle.Tensor{DType: "f32", Shape: []int{2}, Strides: []int{1}, StorageBytes: 4}, 8, "reaches beyond"},
+		{pickle.Tensor{DType: "f32", Shape: []int{1}, Strides: nil, StorageBytes: 4}, 4, "1 sizes and 0 strides"},
+	} {
+		if err := c.tensor.Gather(make([]byte, c.dst), make([]byte, 4)); err == nil || !strings.Contains(err.Error(), c.says) {
+			t.Errorf("%+v: %v", c.tensor, err)
+		}
+	}
+}
+
+// TestSwapBytes: each number is turned by itself, both halves of a complex one.
+func TestSwapBytes(t *testing.T) {
+	for dtype, want := range map[string]string{
+		"u8": "abcdefghijklmnop", "bool": "abcdefghijklmnop", "bf16": "badcfehgjilknmpo", "f32": "dcbahgfelkjiponm", "c64": "dcbahgfelkjiponm",
+		"f64": "hgfedcbaponmlkji", "c128": "hgfedcbaponmlkji",
+	} {
+		b := []byte("abcdefghijklmnop")
+		if pickle.SwapBytes(dtype, b); string(b) != want {
+			t.Errorf("%s: %s, want %s", dtype, b, want)
+		}
+	}
+}
