@@ -7,6 +7,7 @@ import (
 	"os/exec"
 	"strings"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -120,4 +121,32 @@ func TestStoreWithoutConditions(t *testing.T) {
 	if code != 0 || !strings.Contains(out, "conditional create    NO") || !strings.Contains(out, "without conditional create: two leaders") {
 		t.Errorf("probe ends with %d\n%s", code, out)
 	}
+}
+
+// TestStopWhileTheStoreIsAway: a stop does not wait for a store that does not answer longer than the grace, and says so. What was
+// in memory is gone on with when it is back.
+func TestStopWhileTheStoreIsAway(t *testing.T) {
+	t.Parallel()
+	server := s3test.NewServer(t, false)
+	j := newJob(t, 2, 300, 20*time.Millisecond)
+	inBucket(t, j, server)
+	j.flags = append(j.flags, "--grace", "3s")
+	p := j.run()
+	s := j.until("a checkpoint is published", func(s *node.Status) bool { return s.Published != nil })
+	server.Hook(func(s3test.Request) s3test.Fault { return s3test.Fault{Drop: true} })
+	s = j.until("training goes on", at(s.Step+10))
+	p.signal(syscall.SIGTERM)
+	begun := time.Now()
+	if p = j.end(); p.code != node.CodeFailed || time.Since(begun) > 30*time.Second {
+		t.Errorf("the run ended with %d after %s, want 1 soon after the grace\n%s", p.code, time.Since(begun), tail(p.errs(), 12))
+	}
+	server.Hook(nil)
+	j.forget()
+	j.run()
+	s2 := j.until("it trains again", whole(2))
+	if s2.Floor < s.Published.Step {
+		t.Errorf("goes on from step %d, published was %d", s2.Floor, s.Published.Step)
+	}
+	j.history.allowed = "stopped and started"
+	j.finish()
 }

@@ -198,7 +198,7 @@ func (d *Daemon) open() (err error) {
 	d.niced = d.paths.system.Prefer()
 	d.tag = d.cfg.Job + "-" + d.cfg.Key.jobTag(d.cfg.Job)
 	if d.store = d.cfg.Objects; d.store == nil {
-		if d.store, err = openStore(d.ctx, d.cfg.Store, nil); err != nil {
+		if d.store, err = openStore(d.ctx, d.cfg.Store, d.meters); err != nil {
 			return err
 		}
 	}

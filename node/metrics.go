@@ -3,6 +3,7 @@
 package node
 
 import (
+	"errors"
 	"net/http"
 	"time"
 
@@ -11,6 +12,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"phalanx"
+	"phalanx/ckpt"
+	"phalanx/ckpt/storewrap"
 	"phalanx/elastic"
 )
 
@@ -27,6 +30,8 @@ type meters struct {
 	takeovers   prometheus.Counter
 	evidence    *prometheus.CounterVec
 	starts      prometheus.Counter
+	store       *prometheus.HistogramVec
+	storeBytes  *prometheus.CounterVec
 }
 
 // parts are bounds for what should take milliseconds and may take minutes.
@@ -50,7 +55,9 @@ func newMeters(job string, member phalanx.MemberID, view func() *Status) *meters
 	m.takeovers = prometheus.NewCounter(counter("phalanx_checkpoint_takeovers_total", "Shares of saves that this daemon, as the leader, gave to another member."))
 	m.evidence = prometheus.NewCounterVec(counter("phalanx_evidence_total", "Evidence in changes of the world."), []string{"kind"})
 	m.starts = prometheus.NewCounter(counter("phalanx_trainer_starts_total", "Starts of the member's trainer."))
-	m.registry.MustRegister(m.steps, m.transitions, m.healed, m.heals, m.published, m.unpublished, m.takeovers, m.evidence, m.starts)
+	m.store = prometheus.NewHistogramVec(histogram("phalanx_store_operation_duration_seconds", "Requests to the checkpoint store, each try by itself."), []string{"verb", "outcome"})
+	m.storeBytes = prometheus.NewCounterVec(counter("phalanx_store_bytes_total", "Bytes of objects that were written to or read from the checkpoint store."), []string{"verb"})
+	m.registry.MustRegister(m.store, m.storeBytes, m.steps, m.transitions, m.healed, m.heals, m.published, m.unpublished, m.takeovers, m.evidence, m.starts)
 	// What the process itself costs: memory, goroutines, descriptors, threads. A soak run looks for what grows.
 	prometheus.WrapRegistererWith(labels, m.registry).MustRegister(collectors.NewGoCollector(),
 		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
@@ -112,6 +119,23 @@ func (m *meters) transition(old, now *elastic.State) {
 
 // step counts the time between two steps.
 func (m *meters) step(d time.Duration) { m.steps.Observe(d.Seconds()) }
+
+// Observe implements storewrap.Observer.
+func (m *meters) Observe(s storewrap.Sample) {
+	outcome := "failed"
+	switch {
+	case s.Err == nil:
+		outcome = "ok"
+	case errors.Is(s.Err, ckpt.ErrConflict):
+		outcome = "unknown"
+	case errors.Is(s.Err, ckpt.ErrUnavailable):
+		outcome = "unavailable"
+	case errors.Is(s.Err, ckpt.ErrExists), errors.Is(s.Err, ckpt.ErrNotFound):
+		outcome = "refused" // an answer like another
+	}
+	m.store.WithLabelValues(string(s.Verb), outcome).Observe(s.Took.Seconds())
+	m.storeBytes.WithLabelValues(string(s.Verb)).Add(float64(s.Bytes))
+}
 
 func (m *meters) handler() http.Handler {
 	return promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{})

@@ -4,12 +4,37 @@ package node
 
 import (
 	"errors"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"phalanx/ckpt"
 )
+
+// TestStoreIsMeasured: what a daemon asks of its store is on /metrics.
+func TestStoreIsMeasured(t *testing.T) {
+	m := newMeters("job", "h/0", func() *Status { return nil })
+	s, err := openStore(t.Context(), t.TempDir(), m)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		_ = s.PutIfAbsent(t.Context(), "k", ckpt.Bytes([]byte("abc")))
+	}
+	w := httptest.NewRecorder()
+	m.handler().ServeHTTP(w, httptest.NewRequest("GET", "/metrics", nil))
+	for _, want := range []string{
+		`phalanx_store_operation_duration_seconds_count{job="job",member="h/0",outcome="ok",verb="put-if-absent"} 1`,
+		`phalanx_store_operation_duration_seconds_count{job="job",member="h/0",outcome="refused",verb="put-if-absent"} 1`,
+		`phalanx_store_bytes_total{job="job",member="h/0",verb="put-if-absent"} 3`,
+	} {
+		if !strings.Contains(w.Body.String(), want) {
+			t.Errorf("/metrics has no %s", want)
+		}
+	}
+}
 
 func TestOpenStore(t *testing.T) {
 	t.Setenv("AWS_SHARED_CREDENTIALS_FILE", filepath.Join(t.TempDir(), "none"))

@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"time"
 
 	"phalanx/ckpt"
 	"phalanx/ckpt/fs"
@@ -127,6 +128,9 @@ func Store(ctx context.Context, url string, mode Mode, o Options) (ckpt.Store, e
 	return storewrap.NewRetry(s, budget), nil
 }
 
+// laterWait bounds the trial at the start of a process that must come up without the store.
+const laterWait = 3 * time.Second
+
 func bucket(ctx context.Context, c s3.Config, mode Mode, o Options) (ckpt.Store, error) {
 	getenv := o.Getenv
 	if getenv == nil {
@@ -139,7 +143,15 @@ func bucket(ctx context.Context, c s3.Config, mode Mode, o Options) (ckpt.Store,
 	if mode == Read {
 		err = s.Reach(ctx)
 	} else {
-		_, err = s.Probe(ctx)
+		trial, cancel := ctx, context.CancelFunc(func() {})
+		if mode == WriteLater {
+			trial, cancel = context.WithTimeout(ctx, laterWait)
+		}
+		_, err = s.Probe(trial)
+		if mode == WriteLater && trial.Err() != nil && ctx.Err() == nil {
+			err = nil // no answer yet
+		}
+		cancel()
 	}
 	if err != nil && (mode != WriteLater || !storewrap.Heals(err)) {
 		s.Close()

@@ -5,7 +5,11 @@
 package s3_test
 
 import (
+	"bytes"
+	"fmt"
+	"sync"
 	"testing"
+	"time"
 
 	"phalanx/ckpt"
 	"phalanx/ckpt/s3/s3test"
@@ -46,4 +50,41 @@ func TestGatewayProbe(t *testing.T) {
 func TestGatewayRetention(t *testing.T) {
 	g := s3test.StartGateway(t, false)
 	retains(t, storewrap.NewRetry(open(t, g.StoreURL("run"), g.Env()), quick))
+}
+
+// TestGatewayKilledMidUpload: the server dies several times while objects are written to it. Every write that is told to have
+// happened has, whole, and the retries bring all of them through.
+func TestGatewayKilledMidUpload(t *testing.T) {
+	g := s3test.StartGateway(t, false)
+	budget := quick
+	budget.Total = time.Minute
+	s := storewrap.NewRetry(storewrap.NewLimit(open(t, g.StoreURL("run"), g.Env()), storewrap.Limits{Concurrency: 4}), budget)
+	const objects, size = 24, 8 << 20
+	content := func(i int) []byte { return bytes.Repeat([]byte{byte(i), byte(i >> 8), 3, 5}, size/4) }
+	var wg sync.WaitGroup
+	errs := make([]error, objects)
+	for i := range objects {
+		wg.Go(func() { errs[i] = s.PutIfAbsent(t.Context(), fmt.Sprint("o/", i), ckpt.Bytes(content(i))) })
+	}
+	for range 3 {
+		time.Sleep(60 * time.Millisecond) // any moment is as good as another
+		g.Kill()
+		if err := g.Start(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	wg.Wait()
+	for i, err := range errs {
+		if err != nil {
+			t.Errorf("object %d: %v", i, err)
+		}
+		p, err := s.Get(t.Context(), fmt.Sprint("o/", i), 0, -1)
+		if err != nil || !bytes.Equal(p, content(i)) {
+			t.Errorf("object %d reads back as %d bytes, %v", i, len(p), err)
+		}
+	}
+	page, err := ckpt.ListAll(t.Context(), s, "o/")
+	if err != nil || len(page) != objects {
+		t.Errorf("%d objects, want %d, %v", len(page), objects, err)
+	}
 }

@@ -39,13 +39,32 @@ func overdue(ctx context.Context, err error) error {
 	return err
 }
 
+// trialPause is how long the failure of a trial answers those that would try next: many writers wait for one.
+const trialPause = time.Second
+
 // Probe implements ckpt.Prober. The second call of a store answers from the first that succeeded.
 func (s *Store) Probe(ctx context.Context) (*ckpt.Probe, error) {
-	s.probing.Lock()
-	defer s.probing.Unlock()
+	select {
+	case s.probing <- struct{}{}:
+		defer func() { <-s.probing }()
+	case <-ctx.Done():
+		return nil, fmt.Errorf("s3: wait for the trial of %s: %w", s.place(), ctx.Err())
+	}
 	if t := s.tried.Load(); t != nil {
 		return t.probe, nil
 	}
+	if time.Since(s.failed) < trialPause {
+		return nil, s.failure
+	}
+	p, err := s.trial(ctx)
+	if err != nil && ctx.Err() == nil {
+		s.failure, s.failed = err, time.Now()
+	}
+	return p, err
+}
+
+// trial tries the store out; the caller owns failure.
+func (s *Store) trial(ctx context.Context) (*ckpt.Probe, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, probeTimeout, fmt.Errorf("not done within %s: %w", probeTimeout, ckpt.ErrUnavailable))
 	defer cancel()
 	random := make([]byte, 1024)

@@ -13,8 +13,8 @@ import (
 	"net/http"
 	"net/url"
 	"strings"
-	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/minio/minio-go/v7"
 
@@ -33,7 +33,9 @@ type Store struct {
 	plain  *minio.Core // sends bodies as they are
 	framed *minio.Core // sends bodies in pieces, with a checksum after them
 
-	probing sync.Mutex // held while the store is tried out
+	probing chan struct{} // 1: whoever has put something in tries the store out, and owns failure
+	failure error         // of the newest trial
+	failed  time.Time     // when that ended
 	tried   atomic.Pointer[tried]
 }
 
@@ -65,7 +67,7 @@ func New(c Config, env Env) (*Store, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Store{cfg: c, region: regionOf(c, env), wire: w}
+	s := &Store{cfg: c, region: regionOf(c, env), wire: w, probing: make(chan struct{}, 1)}
 	if s.creds, err = findCredentials(c, env, &http.Client{Transport: w.transport, Timeout: headerTimeout}); err != nil {
 		return nil, err
 	}
