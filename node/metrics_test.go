@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"phalanx/ckpt/storewrap"
 	"phalanx/elastic"
 )
 
@@ -22,6 +23,7 @@ func TestMetricsAreThoseOfTheDocument(t *testing.T) {
 	m.transition(before, &after)
 	m.healed.WithLabelValues("read").Add(1)
 	m.evidence.WithLabelValues("asked").Inc()
+	m.Observe(storewrap.Sample{Verb: storewrap.Get, Bytes: 1})
 	w := httptest.NewRecorder()
 	m.handler().ServeHTTP(w, httptest.NewRequest("GET", "/metrics", nil))
 	served := map[string]bool{}

@@ -30,7 +30,7 @@ func TestConformance(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			storetest.Test(t, func(t *testing.T) ckpt.Store {
+			storetest.Promises(t, func(t *testing.T) ckpt.Store {
 				s, err := open.Store(t.Context(), url(t), open.Write, open.Options{Getenv: getenv, Observer: &storewrap.Counters{}})
 				if err != nil {
 					t.Fatal(err)

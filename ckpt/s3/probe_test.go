@@ -16,6 +16,7 @@ import (
 	"phalanx/ckpt"
 	"phalanx/ckpt/s3"
 	"phalanx/ckpt/s3/s3test"
+	"phalanx/ckpt/storewrap"
 )
 
 // probe tries a store out and says how long that took.
@@ -212,8 +213,12 @@ func TestFirstWriteTries(t *testing.T) {
 	if err := s.PutIfAbsent(t.Context(), "k", body("x")); !errors.Is(err, ckpt.ErrUnavailable) || errors.Is(err, ckpt.ErrConflict) {
 		t.Fatalf("got %v", err)
 	}
+	before := server.Count("LIST")
+	if err := s.PutIfAbsent(t.Context(), "k", body("x")); !errors.Is(err, ckpt.ErrUnavailable) || server.Count("LIST") != before {
+		t.Fatalf("a trial that has just failed is done again: %v", err)
+	}
 	server.Hook(nil)
-	if err := s.PutIfAbsent(t.Context(), "k", body("x")); err != nil {
+	if err := storewrap.NewRetry(s, quick).PutIfAbsent(t.Context(), "k", body("x")); err != nil {
 		t.Fatal(err)
 	}
 	if !s.Capabilities().ConditionalCreate {

@@ -16,12 +16,20 @@ import (
 	"phalanx/ckpt"
 )
 
+type test struct {
+	name string
+	run  func(t *testing.T, s ckpt.Store)
+}
+
 // Test runs the suite. open returns an empty store; two calls of one test give stores that share nothing.
 func Test(t *testing.T, open func(t *testing.T) ckpt.Store) {
-	for _, test := range []struct {
-		name string
-		run  func(t *testing.T, s ckpt.Store)
-	}{
+	Promises(t, open)
+	run(t, open, []test{{"ManyKeys", manyKeys}, {"LargeObject", largeObject}})
+}
+
+// Promises runs the suite without its large tests, for further ways to use a store that has passed Test.
+func Promises(t *testing.T, open func(t *testing.T) ckpt.Store) {
+	run(t, open, []test{
 		{"PutIfAbsent", putIfAbsent},
 		{"PutIfAbsentIsExclusive", exclusive},
 		{"BodyMustHaveItsChecksum", badBody},
@@ -37,11 +45,13 @@ func Test(t *testing.T, open func(t *testing.T) ckpt.Store) {
 		{"Delete", deletes},
 		{"Keys", keys},
 		{"MetadataKeys", metadataKeys},
-		{"ManyKeys", manyKeys},
 		{"ManyWriters", manyWriters},
-		{"LargeObject", largeObject},
 		{"EndedContext", ended},
-	} {
+	})
+}
+
+func run(t *testing.T, open func(t *testing.T) ckpt.Store, tests []test) {
+	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) { test.run(t, open(t)) })
 	}
 }

@@ -20,7 +20,7 @@ import (
 var quick = storewrap.Budget{Total: 10 * time.Second, Base: time.Millisecond, Cap: 4 * time.Millisecond}
 
 func TestConformance(t *testing.T) {
-	storetest.Test(t, func(*testing.T) ckpt.Store {
+	storetest.Promises(t, func(*testing.T) ckpt.Store {
 		inner := storewrap.NewMeter(mem.New(), &storewrap.Counters{})
 		return storewrap.NewRetry(storewrap.NewLimit(inner, storewrap.Limits{Concurrency: 3, BytesPerSecond: 1 << 40}), quick)
 	})
@@ -34,7 +34,7 @@ func TestConformanceUnderFaults(t *testing.T) {
 		"acknowledgement-lost": {Err: ckpt.ErrConflict, After: true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			storetest.Test(t, func(*testing.T) ckpt.Store {
+			storetest.Promises(t, func(*testing.T) ckpt.Store {
 				seen := map[string]bool{}
 				return storewrap.NewRetry(storewrap.NewFaulty(mem.New(), func(op storewrap.Op) storewrap.Fault {
 					place := fmt.Sprint(op.Key, op.Verb.Writes())
