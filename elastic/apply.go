@@ -111,6 +111,18 @@ func (s *State) resume(c Resume) error {
 // ended reports whether the run is over without being done.
 func (s *State) ended() bool { return s.Phase == Halted && s.Halt != nil && s.Halt.Kind.Ends() }
 
+// EndsRun reports whether the job is over, and why, for a run that was started at the given time in Unix nanoseconds. An end
+// that was decided before is not the end of that run, unless the job is done.
+func (s *State) EndsRun(started int64) (why string, over bool) {
+	switch {
+	case s.Phase == Finished:
+		return "the job is done", true
+	case s.ended() && s.Halt.UnixNS >= started:
+		return s.Halt.Words, true
+	}
+	return "", false
+}
+
 func (s *State) admit(c AdmitMembers) error {
 	if s.Spec == nil {
 		if c.Spec == nil || c.Policy == nil {

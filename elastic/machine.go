@@ -152,12 +152,8 @@ func (m *Machine) read(s *State) []Action {
 	}
 	old := m.log
 	m.log, m.met = s, m.met || s.names(m.me)
-	if s.Phase == Finished || s.ended() && s.Halt.UnixNS >= m.started {
+	if why, over := s.EndsRun(m.started); over {
 		m.ended = true
-		why := "the job is done"
-		if s.Phase == Halted {
-			why = s.Halt.Words
-		}
 		return []Action{Abort{s.World.Generation}, WriteSeat{SeatStop}, End{why}}
 	}
 	if s.World.Generation == old.World.Generation {

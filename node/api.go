@@ -3,6 +3,7 @@
 package node
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -11,6 +12,7 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"path/filepath"
 	"time"
 
 	"phalanx"
@@ -23,12 +25,11 @@ import (
 const maxRequest = 16 << 20
 
 // serveSocket serves the trainer and the command line over the unix socket. Its file's rights say who may.
-func (d *Daemon) serveSocket() {
+func (d *Daemon) serveSocket() error {
 	path := d.paths.Socket(d.cfg.Index)
 	l, err := d.paths.system.ListenLocal(path)
 	if err != nil {
-		d.giveUp(fmt.Sprintf("the socket for the trainer cannot be made: %v", err))
-		return
+		return &Problem{CodeFailed, fmt.Errorf("make the socket of the trainer: %w", err), "check the rights of " + filepath.Dir(path) + " and the space there"}
 	}
 	mux := http.NewServeMux()
 	mux.HandleFunc("POST "+wire.HelloPath, d.handleHello)
@@ -41,6 +42,7 @@ func (d *Daemon) serveSocket() {
 	}}
 	d.ends.Go(func() { _ = srv.Serve(l) })
 	d.ends.Go(func() { <-d.ctx.Done(); _ = srv.Close() })
+	return nil
 }
 
 // peerAPI serves the other daemons of the job.
@@ -442,8 +444,8 @@ func (d *Daemon) memberStatus(m *elastic.Member, servers []consensus.Server) Mem
 				if r.HealTotal > r.Healed && r.HealRate > 0 {
 					out.HealSeconds = float64(r.HealTotal-r.Healed) / r.HealRate
 				}
-				if r.Failed != "" {
-					out.Why = r.Failed
+				if why := cmp.Or(r.Failed, r.Note); why != "" {
+					out.Why = why
 				}
 			}
 		}

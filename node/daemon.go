@@ -92,6 +92,8 @@ type Daemon struct {
 	restart    RestartPolicy
 	failed     string          // why the trainer is not started any more
 	failedAs   int             // exit code that says the same, 0 while failed is empty
+	hindered   string          // what keeps the trainer from being started for now
+	tries      int             // hindered starts since the last one
 	before     *trainerProcess // the trainer that died last, whose end is awaited before the next one starts
 	lastEnd    string          // how the trainer before this life ended, for the reason to give up
 	leaving    bool
@@ -254,7 +256,9 @@ func (d *Daemon) open() (err error) {
 	if err := d.adopt(); err != nil {
 		return err
 	}
-	d.serve(dir)
+	if err := d.serve(); err != nil {
+		return err
+	}
 	d.ends.Go(d.forward)
 	d.up = startUpstream(d)
 	failpoint.Here("daemon-started")
@@ -395,8 +399,10 @@ func (d *Daemon) notifyApplied() {
 }
 
 // serve starts the servers: the unix socket of the trainer and the command line, and HTTP for the other daemons.
-func (d *Daemon) serve(dir string) {
-	d.serveSocket()
+func (d *Daemon) serve() error {
+	if err := d.serveSocket(); err != nil {
+		return err
+	}
 	// A reader that vanishes while it is written to must not hold a life's memory for ever: a write ends with its deadline.
 	api := &http.Server{Handler: d.peerAPI(), ReadHeaderTimeout: 5 * time.Second, WriteTimeout: 30 * time.Second}
 	d.ends.Go(func() { _ = api.Serve(plainConns{d.listener.Of(ProtoAPI)}) })
@@ -411,6 +417,7 @@ func (d *Daemon) serve(dir string) {
 	if err := writeJSON(d.paths.DaemonFile(d.cfg.Index), start); err != nil {
 		d.log.Warn("others of this host will not find this daemon by its file", "error", err)
 	}
+	return nil
 }
 
 func (d *Daemon) startGossip() error {

@@ -46,6 +46,18 @@ func (d *Daemon) end(o Outcome) {
 	})
 }
 
+// checkEnd acts on the end of the job, whatever this daemon's life is at: the machine of a life that was fenced out, or that
+// began when the job was over already, says nothing about it.
+func (d *Daemon) checkEnd() {
+	if d.outcome != nil {
+		return
+	}
+	if why, over := d.state.EndsRun(d.started()); over {
+		d.dismiss()
+		d.jobEnded(why)
+	}
+}
+
 // farewell hands leadership over and lets the last entry reach the others before the daemon's connections end.
 func (d *Daemon) farewell() {
 	others := !d.outcome.Done && d.state.Phase != elastic.Halted

@@ -54,8 +54,10 @@ func (d *Daemon) adopt() error {
 	}
 	d.log.Info("took over", "incarnation", uint64(l.who.Incarnation), "trainer_pid", l.helloPID, "trainer", l.trainer != nil)
 	failpoint.Here("promises-read")
-	d.run(l.machine.Adopt(l.seen))
-	d.repeatVote()
+	if _, over := d.state.EndsRun(d.started()); !over { // else the loop ends the daemon, and the trainer with it
+		d.run(l.machine.Adopt(l.seen))
+		d.repeatVote()
+	}
 	failpoint.Here("took-over")
 	return nil
 }

@@ -21,6 +21,7 @@ func (d *Daemon) loop() error {
 	d.ticked = time.Now()
 	lateness := membership.NewLateness(tickEvery, time.Second, d.ticked)
 	d.newest()
+	d.checkEnd() // the log on the disk may have said so before this daemon began
 	d.ensureTrainer()
 	for next := d.ticked; !d.ended && d.broken == nil && d.ctx.Err() == nil; {
 		rings := d.bell.Count() // before anything is looked at, so that no ring is lost
@@ -113,6 +114,7 @@ func (d *Daemon) adoptState(s *elastic.State) {
 		}
 	}
 	d.dirty = true
+	d.checkEnd()
 	d.ensureTrainer()
 	if d.plain != nil {
 		d.plain.stateChanged(s)

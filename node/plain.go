@@ -170,7 +170,7 @@ func (p *plainRun) start(world *phalanx.World, at string) {
 	}
 	x := &plainProcess{life: l, plainRecord: newPlainRecord(l.who, g), started: time.Now()}
 	if err := x.save(d.paths, d.cfg.Index); err != nil {
-		d.giveUp(err.Error())
+		p.startLater(world, at, err)
 		return
 	}
 	failpoint.Here("plain-start")
@@ -178,9 +178,10 @@ func (p *plainRun) start(world *phalanx.World, at string) {
 		d.post(func() { p.ended(x, how, code) })
 	})
 	if err != nil {
-		d.giveUp(err.Error())
+		p.startLater(world, at, err)
 		return
 	}
+	d.unhinder()
 	x.trainer, x.PID, x.Start = *t, t.pid, t.start
 	if err := x.save(d.paths, d.cfg.Index); err != nil {
 		d.log.Warn("a daemon that comes back will not find this trainer and start it anew", "error", err)
@@ -189,6 +190,16 @@ func (p *plainRun) start(world *phalanx.World, at string) {
 	p.show(x)
 	d.log.Info("trainer started", "incarnation", uint64(l.who.Incarnation), "pid", t.pid, "generation", g.String(), "rank", int(world.SeatOf(d.me()).Rank), "rendezvous", at)
 	p.formed(x)
+}
+
+// startLater tries a start again that something hindered which can heal. It counts for its generation alone, like the first try.
+func (p *plainRun) startLater(world *phalanx.World, at string, err error) {
+	d, l := p.d, p.d.life
+	d.afterHindrance(err, func() {
+		if d.life == l && d.state.World.Generation == world.Generation {
+			p.start(world, at)
+		}
+	})
 }
 
 // show puts the trainer where status, siblings and the watch for stalls look for it.

@@ -23,7 +23,7 @@ func (d *Daemon) sendReport(now time.Time) {
 		Incarnate: l.who, Seq: d.state.Seq, Generation: d.state.World.Generation, Local: m.State().String(),
 		Ready: d.trainerReady() && l.died == nil && d.failed == "", Possession: l.seen.Possession, Slabs: d.saver.slabs(),
 		Sealed: m.Sealed(), Refused: m.Refusal(), Voted: m.NewestVote(), Failed: d.failed, Leaving: d.leaving,
-		Finished: l.finished, Digest: l.digest, Siblings: d.siblingReports(now), Niced: d.niced,
+		Finished: l.finished, Digest: l.digest, Siblings: d.siblingReports(now), Niced: d.niced, Note: d.hindered,
 	}
 	r.TrainerPID = l.helloPID
 	if l.trainer != nil && r.TrainerPID == 0 {

@@ -26,6 +26,12 @@ func (p RestartPolicy) Committed(step phalanx.Step) RestartPolicy {
 	return p
 }
 
+// Unstarted takes back the newest start: there was none.
+func (p RestartPolicy) Unstarted() RestartPolicy {
+	p.starts = max(0, p.starts-1)
+	return p
+}
+
 // Next says how long to wait before the next start, or why there is none. The first restart is immediate: most crashes do
 // not come back; then it doubles from a quarter of a second to half a minute.
 func (p RestartPolicy) Next() (RestartPolicy, time.Duration, error) {

@@ -36,7 +36,7 @@ func (d *Daemon) ensureTrainer() {
 			d.lastEnd = "; the last one " + l.died.Detail
 		}
 		if err := d.newIncarnation(); err != nil {
-			d.giveUp(err.Error())
+			d.hinder(err)
 			return
 		}
 		l = d.life
@@ -113,10 +113,12 @@ func (d *Daemon) launch(l *life, bad error) {
 		d.post(func() { d.trainerEnded(who, how, code, time.Now()) })
 	})
 	if err != nil {
-		d.giveUp(err.Error())
+		d.restart = d.restart.Unstarted()
+		d.hinder(err)
 		return
 	}
 	failpoint.Here("trainer-started")
+	d.unhinder()
 	d.meters.starts.Inc()
 	l.trainer, l.startedAt, l.lastMove = t, time.Now(), time.Now()
 	d.log.Info("trainer started", "incarnation", uint64(who.Incarnation), "pid", t.pid)

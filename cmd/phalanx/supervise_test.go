@@ -381,3 +381,27 @@ func TestReadingVerbsAskTheDaemon(t *testing.T) {
 	j.tell("finish")
 	p.ends(0)
 }
+
+// A member that has been at work and cannot be started for a while, as on a full disk, does not end the run of its host: it is
+// tried again until it can.
+func TestADaemonThatCannotBeginForAWhileComesBack(t *testing.T) {
+	t.Parallel()
+	j := newJob(t)
+	p := j.run("fake-trainer")
+	living := j.up(2)
+	time.Sleep(1100 * time.Millisecond) // longer than a daemon lives that does not get to work
+	j.tell("crash")
+	kill(t, living[1].PID, syscall.SIGKILL)
+	j.poll(func() error {
+		if strings.Count(p.stderr.String(), "started again") < 6 { // more often than one that never began may die
+			return errNotYet
+		}
+		return nil
+	})
+	if err := os.Remove(filepath.Join(j.dir, "crash")); err != nil {
+		t.Fatal(err)
+	}
+	j.reborn(living[1])
+	j.tell("finish")
+	p.ends(0)
+}

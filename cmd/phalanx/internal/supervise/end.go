@@ -49,6 +49,8 @@ func (s *supervisor) stopAll(why string) {
 	for _, d := range s.daemons {
 		if d.pid != 0 {
 			s.askToStop(d)
+		} else if d.pause != nil && d.pause.Stop() { // it is started to leave in order, now
+			s.again <- d.index
 		}
 	}
 }

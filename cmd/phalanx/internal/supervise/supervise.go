@@ -27,7 +27,10 @@ const (
 	quickDeath  = time.Second      // a daemon that ends sooner did not get to work
 	failedDeath = 5 * time.Second  // likewise, when it said itself that it failed
 	maxQuick    = 5                // quick deaths in a row
-	lookEvery   = time.Second      // for daemons that do not end
+	firstPause  = 100 * time.Millisecond
+	maxPause    = 10 * time.Second
+	mendTime    = 5 * time.Minute // for what a daemon that had worked stumbles over: a disk that is full may have room again
+	lookEvery   = time.Second     // for daemons that do not end
 	stopRetry   = 200 * time.Millisecond
 	callTimeout = 5 * time.Second
 	lookTimeout = time.Second // for questions asked inside the loop
@@ -55,9 +58,12 @@ type daemon struct {
 	pid      int // 0: none lives
 	attached bool
 	started  time.Time
-	endingAt time.Time // when its outcome was first seen beside the living process
-	quick    int       // quick deaths in a row
-	unwatch  func()    // lets the pidfd go
+	endingAt time.Time   // when its outcome was first seen beside the living process
+	quick    int         // quick deaths in a row
+	quickAt  time.Time   // the first of them
+	worked   bool        // a daemon of this member has lived for longer
+	pause    *time.Timer // until the next start, nil when none is put off
+	unwatch  func()      // lets the pidfd go
 	stopSent context.CancelFunc
 	outcome  *node.Outcome
 	status   unix.WaitStatus // of the newest end, if it was a child
@@ -71,6 +77,7 @@ type supervisor struct {
 	ctx     context.Context
 	daemons []*daemon
 	ended   chan ending // as many as daemons: each has one life at a time, and one end is handled before the next life
+	again   chan int    // as many as daemons: a pause is over
 	stop    string      // why the job is being stopped, "" while it is not
 	failure *node.Problem
 	giveUpC <-chan time.Time // when the others have had time enough to leave after a failure
@@ -87,7 +94,7 @@ var Interrupted = &node.Problem{Code: node.CodeInterrupt, Err: errors.New("inter
 func Run(ctx context.Context, c Config) (node.Outcome, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	s := &supervisor{Config: c, dir: c.Settings.Dir, ctx: ctx, ended: make(chan ending, c.Settings.LocalSize())}
+	s := &supervisor{Config: c, dir: c.Settings.Dir, ctx: ctx, ended: make(chan ending, c.Settings.LocalSize()), again: make(chan int, c.Settings.LocalSize())}
 	// Trainers whose daemon was killed come to this process, so that they are reaped and their death is seen at once.
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 		c.Log.Warn("orphans of this job go to init", "error", err)
@@ -162,7 +169,7 @@ func (s *supervisor) attach(d *daemon, l control.Living) {
 		}
 		return // it has ended meanwhile; begin starts another
 	}
-	d.pid, d.attached, d.started, d.unwatch = l.PID, true, time.Now(), unwatch
+	d.pid, d.attached, d.worked, d.started, d.unwatch = l.PID, true, true, time.Now(), unwatch
 	s.Log.Info("attached to a living daemon", "member", s.Settings.Member(d.index), "pid", d.pid)
 }
 
@@ -203,6 +210,9 @@ func (s *supervisor) release() {
 		if d.stopSent != nil {
 			d.stopSent()
 		}
+		if d.pause != nil {
+			d.pause.Stop()
+		}
 	}
 }
 
@@ -220,6 +230,8 @@ func (s *supervisor) loop() (node.Outcome, error) {
 			return node.Outcome{}, context.Cause(s.ctx)
 		case <-children:
 			s.reap()
+		case index := <-s.again:
+			s.restart(s.daemons[index])
 		case <-s.giveUpC:
 			s.killAll()
 			s.failure.Err = fmt.Errorf("%w; the others did not leave in time and were killed", s.failure.Err)
@@ -294,17 +306,44 @@ func (s *supervisor) died(d *daemon) {
 	}
 	failure := readFailure(s.dir, d.index, pid)
 	if lived < quickDeath || failure != nil && lived < failedDeath {
-		d.quick++
+		if d.quick++; d.quick == 1 {
+			d.quickAt = time.Now()
+		}
 	} else {
-		d.quick = 0
+		d.quick, d.worked = 0, true
 	}
-	if d.quick >= maxQuick {
+	if d.quick >= maxQuick && (!d.worked || s.stop != "" || time.Since(d.quickAt) > mendTime) {
 		s.giveUp(d, how, failure)
 		return
 	}
-	s.Log.Warn("daemon died and is started again", "member", member, "pid", pid, "how", how)
+	why := ""
+	if failure != nil {
+		why = failure.Reason
+	}
+	wait := restartPause(d.quick)
+	s.Log.Warn("daemon died and is started again", "member", member, "pid", pid, "how", how, "why", why, "pause", wait)
+	if wait == 0 || s.stop != "" {
+		s.restart(d)
+		return
+	}
+	d.pause = time.AfterFunc(wait, func() { s.again <- d.index })
+}
+
+// restartPause is how long a daemon that has died so often in a row is not started.
+func restartPause(quick int) time.Duration {
+	if quick < 2 {
+		return 0 // most deaths do not come back
+	}
+	return min(firstPause<<min(quick-2, 10), maxPause)
+}
+
+func (s *supervisor) restart(d *daemon) {
+	d.pause = nil
+	if s.ending() {
+		return
+	}
 	if err := s.start(d); err != nil {
-		s.fail(&node.Problem{Code: node.CodeFailed, Err: err}, fmt.Sprintf("the daemon of %s cannot be started", member))
+		s.fail(&node.Problem{Code: node.CodeFailed, Err: err}, fmt.Sprintf("the daemon of %s cannot be started", s.Settings.Member(d.index)))
 	}
 }
 
