@@ -381,6 +381,7 @@ func (d *Daemon) publishView(now time.Time) {
 	if d.lead != nil && d.lead.why != "" && time.Since(d.lead.whySince) > 5*time.Second && (s.Phase == elastic.Idle || s.Phase == elastic.Forming) {
 		v.Notes = append(v.Notes, "the job waits: "+d.lead.why)
 	}
+	v.Notes = append(v.Notes, d.hindrances()...)
 	if !d.niced {
 		v.Notes = append(v.Notes, "daemons run at the trainers' priority: nice -5 is not allowed here")
 	}

@@ -61,7 +61,8 @@ type memberView struct {
 	answer  *elastic.Answer
 	first   *FirstStep
 	gossip  time.Time // when gossip called it dead; zero: it does not
-	// rival is when a daemon of the same name and another boot appeared beside a living one, rivalSeen when it was seen last.
+	// rival is when a daemon of the same host's name and another directory appeared beside a living one, rivalSeen when it was
+	// seen last.
 	rival, rivalSeen time.Time
 	// unready is the evidence that it did not get ready in the current generation.
 	unready *phalanx.Evidence
@@ -126,34 +127,12 @@ const (
 	askAgain    = "ask again"
 )
 
-// A host that comes back may be faster than the news of its end: of two daemons of one name the older one is believed to live
-// only if it is still heard when the newer one has been there for this long.
-const twoOfAName = 2 * time.Second
-
-// doubted judges a daemon whose member was heard a moment ago from another boot. A directory that was copied is no identity, so
-// the server in it says that it is the same host.
-func (v *memberView) doubted(p Peer, now time.Time) string {
-	if v.conn == nil || v.peer.BootID == p.BootID || v.peer.Server != "" && v.peer.Server == p.Server || now.Sub(v.heard) >= time.Second {
-		v.rival = time.Time{}
-		return ""
-	}
-	if v.rival.IsZero() || now.Sub(v.rivalSeen) > time.Second {
-		v.rival = now
-	}
-	v.rivalSeen = now
-	if now.Sub(v.rival) < twoOfAName {
-		return askAgain
-	}
-	return livesElsewhere(v.id)
-}
-
-func livesElsewhere(id phalanx.MemberID) string {
-	return fmt.Sprintf("a living member is called %s; start this host with another --host", id)
-}
-
 // connect takes a member's stream. It returns why it is refused, "" when it is not.
 func (a *arbiter) connect(s *downstream) string {
 	id := s.peer.Member
+	if why := a.doubted(s.peer, time.Now()); why != "" {
+		return why
+	}
 	v := a.members[id]
 	if v == nil {
 		v = &memberView{id: id}
@@ -161,9 +140,6 @@ func (a *arbiter) connect(s *downstream) string {
 	}
 	if v.local {
 		return livesElsewhere(id)
-	}
-	if why := v.doubted(s.peer, time.Now()); why != "" {
-		return why
 	}
 	if v.conn != nil {
 		v.conn.close() // the same daemon dialled again, or its successor did

@@ -57,7 +57,9 @@ type Daemon struct {
 	cfg      Config
 	log      *slog.Logger
 	paths    Paths
-	tag      string // names the job to Raft and gossip
+	tag      string      // names the job to Raft and gossip
+	home     string      // names the directory
+	named    atomic.Bool // the log counts on this life
 	identity *Identity
 	listener *Listener
 	gossip   *membership.Gossip
@@ -195,6 +197,9 @@ func (d *Daemon) open() (err error) {
 		return &Problem{CodeFailed, fmt.Errorf("make the member's directory: %w", err), "choose a directory that can be written with --dir"}
 	}
 	if err := d.lockMember(dir); err != nil {
+		return err
+	}
+	if d.home, err = d.paths.Home(); err != nil {
 		return err
 	}
 	d.niced = d.paths.system.Prefer()
@@ -384,7 +389,7 @@ func (d *Daemon) addr() string {
 
 // self is what others know about this daemon.
 func (d *Daemon) self() Peer {
-	p := Peer{Incarnate: phalanx.Incarnate{Member: d.me()}, Host: d.cfg.Host, Addr: d.addr(), BootID: d.paths.system.BootID()}
+	p := Peer{Incarnate: phalanx.Incarnate{Member: d.me()}, Host: d.cfg.Host, Addr: d.addr(), BootID: d.paths.system.BootID(), Home: d.home}
 	p.DaemonPID, _ = d.paths.system.Self()
 	if s := d.server.Load(); s != nil { // Raft asks for addresses while it opens
 		p.Server = *s

@@ -4,10 +4,12 @@ package node
 
 import (
 	"errors"
+	"fmt"
 	"slices"
 	"syscall"
 	"time"
 
+	"phalanx"
 	"phalanx/client/wire"
 )
 
@@ -64,4 +66,24 @@ func (d *Daemon) unhinder() {
 		d.log.Info("what kept the trainer from being started is over", "tries", d.tries, "was", d.hindered)
 	}
 	d.hindered, d.tries, d.dirty = "", 0, true
+}
+
+// hindrances says whose trainers are waited for, and why: of this host's own member, and from the leader of all.
+func (d *Daemon) hindrances() []string {
+	whys := map[phalanx.MemberID]string{d.me(): d.hindered}
+	if d.lead != nil {
+		for id, v := range d.lead.members {
+			if v.report != nil && v.conn != nil {
+				whys[id] = v.report.Note
+			}
+		}
+	}
+	var out []string
+	for id, why := range whys {
+		if why != "" {
+			out = append(out, fmt.Sprintf("the trainer of %s cannot be started now: %s", id, why))
+		}
+	}
+	slices.Sort(out)
+	return out
 }

@@ -22,6 +22,7 @@ func (d *Daemon) adopt() error {
 		return d.newIncarnation()
 	}
 	d.life = l
+	d.noteNamed()
 	failpoint.Here("page-adopted")
 	if d.plain != nil {
 		l.plain = true
@@ -91,6 +92,7 @@ func (d *Daemon) newIncarnation() error {
 		d.retire(d.life)
 	}
 	d.life = l
+	d.noteNamed()
 	l.plain = d.plain != nil
 	d.lease, d.leaseOK, d.asked = 0, false, time.Time{} // a lease belongs to one life
 	l.identify(d.paths.system, d.cfg.Index, false)
@@ -102,6 +104,12 @@ func (d *Daemon) newIncarnation() error {
 	d.log.Info("new incarnation", "incarnation", uint64(n))
 	d.dirty = true
 	return nil
+}
+
+// noteNamed notes whether the log counts on the present life, for goroutines that answer others.
+func (d *Daemon) noteNamed() {
+	m := d.state.Member(d.me())
+	d.named.Store(d.life != nil && m != nil && m.State != elastic.Gone && m.Incarnation == d.life.who.Incarnation)
 }
 
 func (d *Daemon) lastIncarnation() phalanx.Incarnation {

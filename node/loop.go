@@ -96,6 +96,7 @@ func (d *Daemon) adoptState(s *elastic.State) {
 	if d.life != nil && d.life.machine != nil {
 		d.run(d.life.machine.Step(elastic.Read{State: s}))
 	}
+	d.noteNamed()
 	failpoint.Here("entry-read")
 	d.writeView()
 	d.meters.transition(old, s)

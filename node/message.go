@@ -71,6 +71,7 @@ type Peer struct {
 	Addr      string `json:"addr"` // IP:PORT of its one TCP port
 	Server    string `json:"server"`
 	BootID    string `json:"boot_id"`
+	Home      string `json:"home,omitempty"` // names the directory of its host's members
 	DaemonPID int    `json:"daemon_pid"`
 	Watcher   bool   `json:"watcher,omitempty"` // does not take part in Raft
 }

@@ -95,6 +95,18 @@ func (r *roster) peer(id phalanx.MemberID) (Peer, bool) {
 	return p, ok
 }
 
+// rival reports whether another host of the same name is known.
+func (r *roster) rival(p Peer) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, o := range r.peers {
+		if o.Home != "" && p.otherHost(o) {
+			return true
+		}
+	}
+	return false
+}
+
 func (r *roster) byServer(server string) (Peer, bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"strings"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -361,7 +362,9 @@ func (d *Daemon) leaderDied(member phalanx.MemberID) {
 func (d *Daemon) refusedByLeader(why string) {
 	switch {
 	case d.state.Member(d.me()) == nil:
-		d.end(Outcome{Code: CodeLocked, Reason: "the job refuses this member: " + why})
+		reason, hint, _ := strings.Cut(why, "; ")
+		d.dismiss()
+		d.end(Outcome{Code: CodeLocked, Reason: "the job refuses this member: " + reason, Hint: hint})
 	case d.failed == "":
 		d.giveUp(why)
 	}

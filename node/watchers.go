@@ -135,6 +135,13 @@ func (d *Daemon) serveStream(conn *tls.Conn) {
 		welcome.Refused = "the certificate names another member"
 	case h.ProtocolMin > ProtocolVersion || h.ProtocolMax < ProtocolVersion:
 		welcome.Refused = "no common protocol version; upgrade the older daemon"
+	case d.named.Load() && h.Peer.otherHost(d.self()):
+		welcome.Refused = livesElsewhere(d.me())
+	case !welcome.Leading && d.roster.rival(h.Peer):
+		// The leader says whether the other one lives. Until then this one is told nothing that it could take for its own.
+		if _, addr, ok := d.raft.Leader(); ok {
+			welcome.Leader = addr
+		}
 	case !welcome.Leading:
 		if st := d.replica.state.Load(); st.Seq > h.From {
 			welcome.State = st

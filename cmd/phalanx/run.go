@@ -166,11 +166,16 @@ func provesShared(ctx context.Context, s *settings.Settings, store ckpt.Store) e
 	if !ok || s.MaxHosts < 2 {
 		return nil
 	}
-	err := dir.WriteBeacon(s.Host)
+	home, err := node.NewPaths(s.Dir, "").Home()
+	if err != nil {
+		return err
+	}
+	sign := s.Host + "." + home[:8] // two hosts that were given one name are told so by the daemons, not taken for one here
+	err = dir.WriteBeacon(sign)
 	if err == nil && len(s.Join) > 0 {
 		ctx, cancel := context.WithTimeout(ctx, beaconWait)
 		defer cancel()
-		err = dir.AwaitBeacon(ctx, s.Host)
+		err = dir.AwaitBeacon(ctx, sign)
 	}
 	switch {
 	case errors.Is(err, fs.ErrNotShared):
