@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"os"
 	"path/filepath"
+	"runtime"
 	"testing"
 
 	"phalanx/ckpt/dcp"
@@ -27,7 +28,13 @@ func FuzzDecodeMetadata(f *testing.F) {
 		f.Add(small)
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {
-		m, err := dcp.DecodeMetadata(data, pickle.Limits{})
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		m, err := dcp.DecodeMetadata(data, pickle.Limits{Memory: 4 << 20})
+		runtime.ReadMemStats(&after)
+		if used := after.TotalAlloc - before.TotalAlloc; used > 16<<20+400*uint64(len(data)) {
+			t.Fatalf("%d bytes took %d bytes of memory", len(data), used)
+		}
 		if err != nil {
 			if m != nil {
 				t.Fatal("an index and an error")
