@@ -3,15 +3,36 @@
 package node
 
 import (
+	"context"
 	"errors"
+	"net"
 	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"phalanx/ckpt"
 )
+
+// TestSilentStore: one that accepts and never answers is a timeout, exit code 6.
+func TestSilentStore(t *testing.T) {
+	silent, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer silent.Close()
+	t.Setenv("AWS_ACCESS_KEY_ID", "id")
+	t.Setenv("AWS_SECRET_ACCESS_KEY", "secret")
+	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+	defer cancel()
+	_, err = openStore(ctx, "s3://bucket/x?endpoint=http://"+silent.Addr().String(), nil)
+	var p *Problem
+	if !errors.As(err, &p) || p.Code != CodeTimeout {
+		t.Fatalf("got %v, want code %d", err, CodeTimeout)
+	}
+}
 
 // TestStoreIsMeasured: what a daemon asks of its store is on /metrics.
 func TestStoreIsMeasured(t *testing.T) {

@@ -23,7 +23,7 @@ const (
 
 // Reach lists one key: bucket, region, credentials, rights to read and the clock show in its error. It writes nothing.
 func (s *Store) Reach(ctx context.Context) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, probeTimeout, fmt.Errorf("no answer within %s: %w", probeTimeout, ckpt.ErrUnavailable))
+	ctx, cancel := context.WithTimeoutCause(ctx, probeTimeout, fmt.Errorf("no answer within %s: %w: %w", probeTimeout, ckpt.ErrUnavailable, context.DeadlineExceeded))
 	defer cancel()
 	if _, err := s.List(ctx, "", "", 1); err != nil {
 		return overdue(ctx, err)
@@ -65,7 +65,7 @@ func (s *Store) Probe(ctx context.Context) (*ckpt.Probe, error) {
 
 // trial tries the store out; the caller owns failure.
 func (s *Store) trial(ctx context.Context) (*ckpt.Probe, error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, probeTimeout, fmt.Errorf("not done within %s: %w", probeTimeout, ckpt.ErrUnavailable))
+	ctx, cancel := context.WithTimeoutCause(ctx, probeTimeout, fmt.Errorf("not done within %s: %w: %w", probeTimeout, ckpt.ErrUnavailable, context.DeadlineExceeded))
 	defer cancel()
 	random := make([]byte, 1024)
 	_, _ = rand.Read(random) // never fails
