@@ -3,10 +3,10 @@
 package node
 
 import (
-	"phalanx/collective/host"
 	"time"
 
 	"phalanx"
+	"phalanx/collective/host"
 	"phalanx/elastic"
 	"phalanx/internal/failpoint"
 )

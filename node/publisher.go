@@ -16,29 +16,30 @@ import (
 // publisher is the leader's part in saves: it announces them, collects the shares and publishes. The loop owns it; what it
 // decides is in saveplan.go.
 type publisher struct {
-	d        *Daemon
-	term     uint64
-	counter  uint64
-	attempt  *ckpt.Attempt
-	shares   []share // of the attempt, by rank
-	labels   []phalanx.Label
-	begun    time.Time // since when the step of the attempt is there; zero: it is not yet
-	repeated time.Time // when it was last announced
-	moved    time.Time // when a share was last told of, or bytes read for one
-	read     int64     // bytes that all members have read for saves
-	taken    int       // shares of the attempt that were given to somebody else
-	record   saveRecord
-	busy     bool // publishing
-	retry    time.Time
-	newest   phalanx.Step // newest step published or given up
-	since    time.Time    // of the newest published, for intervals in time
-	wanted   phalanx.Step // asked for by a stop; 0: none
-	tried    phalanx.Step // newest step of which a save was begun, and when the first one was
-	triedAt  time.Time
-	pruning  bool         // retention is at work
-	local    phalanx.Step // newest step that was seen local, and since when
-	localAt  time.Time
-	copied   time.Time // when copies were last asked for
+	d         *Daemon
+	term      uint64
+	counter   uint64
+	attempt   *ckpt.Attempt
+	shares    []share // of the attempt, by rank
+	labels    []phalanx.Label
+	begun     time.Time // since when the step of the attempt is there; zero: it is not yet
+	announced time.Time // when it was first announced
+	repeated  time.Time // and last
+	moved     time.Time // when a share was last told of, or bytes read for one
+	read      int64     // bytes that all members have read for saves
+	taken     int       // shares of the attempt that were given to somebody else
+	record    saveRecord
+	busy      bool // publishing
+	retry     time.Time
+	newest    phalanx.Step // newest step published or given up
+	since     time.Time    // of the newest published, for intervals in time
+	wanted    phalanx.Step // asked for by a stop; 0: none
+	tried     phalanx.Step // newest step of which a save was begun, and when the first one was
+	triedAt   time.Time
+	pruning   bool         // retention is at work
+	local     phalanx.Step // newest step that was seen local, and since when
+	localAt   time.Time
+	copied    time.Time // when copies were last asked for
 }
 
 // saveRecord is how saves went of late. The leader tells it with every save, so that the next leader knows.
@@ -135,6 +136,7 @@ func (p *publisher) tick(now time.Time) {
 	for _, seat := range s.World.Seats {
 		p.shares = append(p.shares, share{rank: seat.Rank, coordinate: seat.Coordinate, writers: []shareWriter{{member: seat.Member}}})
 	}
+	p.announced = now
 	p.announce(now)
 	failpoint.Here("save-announced")
 }
@@ -176,6 +178,10 @@ func (p *publisher) begin(now time.Time) {
 // not there: a stream may have broken with the words on it, or a daemon been replaced.
 func (p *publisher) attend(now time.Time) {
 	if p.begun.IsZero() {
+		// Who has not read the generation yet has not listened, and who is asked when the step has passed has missed it.
+		if now.Sub(p.announced) < announceFor && now.Sub(p.repeated) > saveRepeat {
+			p.announce(now)
+		}
 		return
 	}
 	elapsed := now.Sub(p.begun)
@@ -260,6 +266,7 @@ func (p *publisher) announce(now time.Time) {
 // that failed.
 const (
 	saveRepeat   = time.Second
+	announceFor  = 5 * time.Second // a save of a later step is announced for so long
 	saveRetryMax = 30 * time.Second
 )
 
