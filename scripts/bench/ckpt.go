@@ -7,6 +7,7 @@ import (
 	_ "embed"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -149,6 +150,10 @@ func measureCkpt(ctx context.Context, p ckptPlan) error {
 			return fmt.Errorf("%s has no torch: %w; scripts/bench-ckpt.sh makes one that has, and -python '' measures ours alone", p.python, err)
 		}
 	}
+	missing := map[string]bool{}
+	for _, module := range []string{"torch_checkpointing", "s3fs"} {
+		missing[module] = p.python != "" && exec.CommandContext(ctx, p.python, "-c", "import "+module).Run() != nil
+	}
 	dir, err := p.prepare()
 	if err != nil {
 		return err
@@ -188,6 +193,11 @@ func measureCkpt(ctx context.Context, p ckptPlan) error {
 	for target, of := range map[string]string{"tmpfs": p.tmpfs, "disk": p.disk} {
 		r.Places[target] = fileSystem(ctx, of)
 	}
+	for _, module := range slices.Sorted(maps.Keys(missing)) {
+		if missing[module] {
+			r.Note = strings.TrimSpace(r.Note + " The python of this run has no " + module + ": what needs it is left out.")
+		}
+	}
 	var errs []error
 	part := func(title string, do func() error) {
 		fmt.Printf("%s\n", title)
@@ -203,6 +213,12 @@ func measureCkpt(ctx context.Context, p ckptPlan) error {
 	part("raw limits of the machine", func() error { return measureLimits(ctx, p.plan, dir, raw) })
 	r.Limits = raw.Limits
 	for _, c := range p.cells() {
+		if missing["torch_checkpointing"] {
+			c.other = nil
+		}
+		if missing["s3fs"] && c.Target == "s3" {
+			c.dcp = nil
+		}
 		r.Cells = append(r.Cells, c)
 		part(c.Title(), func() error { return p.measureCell(ctx, c, dir, r) })
 		if ctx.Err() != nil {
