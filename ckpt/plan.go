@@ -107,8 +107,8 @@ func (p *Plan) deal(chunkBytes int64) {
 	target := min(chunkBytes, max(minChunkBytes, total/(n*chunksPerRank)))
 	var at int64 // bytes dealt so far
 	for i, t := range p.Layout {
-		boxes := Chunks(i, t, target)
-		if t.PerRank {
+		if t.PerRank { // there is nothing to balance
+			boxes := Chunks(i, t, chunkBytes)
 			for k := range p.Shards {
 				s := &p.Shards[k]
 				s.Boxes = append(s.Boxes, boxes...)
@@ -117,6 +117,7 @@ func (p *Plan) deal(chunkBytes int64) {
 			}
 			continue
 		}
+		boxes := Chunks(i, t, target)
 		if len(boxes) == 0 {
 			p.Shards[0].Digests = append(p.Shards[0].Digests, i)
 		}

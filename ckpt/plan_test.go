@@ -179,3 +179,18 @@ func TestCompareLayouts(t *testing.T) {
 		t.Fatal("order matters")
 	}
 }
+
+// What each rank has of its own is not cut for a balance that it does not need.
+func TestOwnTensorsAreNotCutSmall(t *testing.T) {
+	layout := []phalanx.TensorInfo{{Name: "own", DType: "f32", Shape: []int{4096, 1024}, PerRank: true}, {Name: "b", DType: "f32", Shape: []int{8}}}
+	plan, err := ckpt.NewPlan(0, layout, []phalanx.Rank{0, 1}, ckpt.PlanOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range plan.Shards {
+		own := slices.DeleteFunc(slices.Clone(s.Boxes), func(b ckpt.Box) bool { return b.Tensor != 0 })
+		if len(own) != 1 {
+			t.Errorf("rank %d writes 16 MiB of its own in %d chunks", s.Rank, len(own))
+		}
+	}
+}

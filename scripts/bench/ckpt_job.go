@@ -51,7 +51,7 @@ func (p ckptPlan) measureJob(ctx context.Context, c *cell, dir string) error {
 		Bin: p.bin, Dir: dir, Every: 100 * time.Millisecond,
 		Flags: []string{"--host", "bench", "--nproc", strconv.Itoa(c.Ranks), "--job", benchJob, "--store", place, "--keep", "100",
 			"--save-every", strconv.Itoa(every)},
-		Command: []string{p.self, saverVerb, "-out", dir, "-mib", strconv.Itoa(c.MiB), "-group", strconv.Itoa(c.Ranks), "-dtype", c.DType,
+		Command: []string{p.self, saverVerb, "-out", dir, "-mib", strconv.Itoa(c.MiB), "-ranks", strconv.Itoa(c.Ranks), "-dtype", c.DType,
 			"-step", fmt.Sprint(time.Duration(c.StepMS * float64(time.Millisecond)))},
 	})
 	if err != nil {

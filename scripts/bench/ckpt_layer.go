@@ -79,16 +79,13 @@ type memoryState struct {
 }
 
 // newState makes the tensors that the rivals' scripts make: rows of 1024 elements, of random bits.
-func newState(mib int, dtype string, coordinate, group int, seed uint64) *memoryState {
+func newState(mib int, dtype string, seed uint64) *memoryState {
 	const tensors, width = 16, 1024
 	size := map[string]int{"f32": 4, "bf16": 2}[dtype]
-	rows := mib << 20 / size / width / tensors / group
+	rows := mib << 20 / size / width / tensors
 	s := &memoryState{}
 	for i := range tensors {
 		t := phalanx.TensorInfo{Name: "m.t" + strconv.Itoa(i), DType: dtype, Shape: []int{rows, width}}
-		if group > 1 {
-			t.Global = &phalanx.Global{Shape: []int{rows * group, width}, Offset: []int{rows * coordinate, 0}}
-		}
 		b := make([]byte, rows*width*size)
 		fillRandom(b, seed+uint64(i))
 		s.layout, s.data = append(s.layout, t), append(s.data, b)
@@ -178,7 +175,7 @@ type layer struct {
 	times         layerTimes
 	store         ckpt.Store
 	source, spare *memoryState
-	targets       []*memoryState // of loads, one for each coordinate
+	targets       []*memoryState // of loads, one for each share
 	attempts      uint64
 }
 
@@ -198,7 +195,7 @@ func (l *layer) measure(ctx context.Context) (err error) {
 		}
 		return nil
 	}
-	l.source, l.spare = newState(l.mib, l.dtype, 0, 1, 1), newState(l.mib, l.dtype, 0, 1, 2)
+	l.source, l.spare = newState(l.mib, l.dtype, 1), newState(l.mib, l.dtype, 2)
 	l.targets = []*memoryState{l.spare}
 	l.times.Bytes = l.source.bytes()
 	l.attempts = uint64(time.Now().UnixMilli()) // a second process goes on in the same store
@@ -308,7 +305,7 @@ func (l *layer) save(ctx context.Context) error {
 	return err
 }
 
-// load restores all coordinates of the newest checkpoint and verifies every digest. The target's memory exists, as a
+// load restores the shares of all ranks of the newest checkpoint and verifies every digest. The target's memory exists, as a
 // trainer's does.
 func (l *layer) load(ctx context.Context) error {
 	began := time.Now()
@@ -316,7 +313,7 @@ func (l *layer) load(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	for i, st := range cp.States() {
+	for i, st := range shares(cp) {
 		if err := restoreInto(ctx, st, l.targets[i]); err != nil {
 			return err
 		}
@@ -333,7 +330,20 @@ func (l *layer) load(ctx context.Context) error {
 	return nil
 }
 
-// prepareTargets makes memory for every coordinate of the newest checkpoint.
+// shares are what the ranks of a checkpoint have to restore: all of it once, or each its own.
+func shares(cp *ckpt.Checkpoint) (out []*ckpt.State) {
+	for _, st := range cp.States() {
+		if len(st.Manifest.Tensors[0].Copies) == 0 {
+			out = append(out, st)
+		}
+		for _, own := range st.Manifest.Tensors[0].Copies {
+			out = append(out, st.ForRank(own.Rank))
+		}
+	}
+	return out
+}
+
+// prepareTargets makes memory for all ranks of the newest checkpoint.
 func (l *layer) prepareTargets(ctx context.Context) error {
 	cp, err := ckpt.OpenLatest(ctx, l.store, benchJob)
 	if err != nil {
@@ -346,7 +356,7 @@ func (l *layer) prepareTargets(ctx context.Context) error {
 	for _, o := range objects {
 		l.times.Stored += o.Size
 	}
-	for _, st := range cp.States() {
+	for _, st := range shares(cp) {
 		t := &memoryState{layout: st.Layout()}
 		for _, info := range t.layout {
 			b := make([]byte, info.Bytes())

@@ -26,7 +26,7 @@ const saverVerb = "saver"
 // saver is a trainer whose state is large and whose step is real compute of a given length. Every step changes one element of
 // each tensor, so that a copy that is torn does not have the digest of any state.
 type saver struct {
-	mib, group int
+	mib, ranks int
 	dtype      string
 	step       time.Duration
 	out        string
@@ -40,7 +40,7 @@ func saverMain(args []string) int {
 	var s saver
 	f := flag.NewFlagSet(saverVerb, flag.ContinueOnError)
 	f.IntVar(&s.mib, "mib", 64, "size of the state of all ranks together")
-	f.IntVar(&s.group, "group", 1, "ranks that hold it together")
+	f.IntVar(&s.ranks, "ranks", 1, "ranks that hold it together")
 	f.StringVar(&s.dtype, "dtype", "f32", "f32 or bf16")
 	f.DurationVar(&s.step, "step", 10*time.Millisecond, "compute of a step")
 	f.StringVar(&s.out, "out", "", "folder for what was measured")
@@ -86,36 +86,25 @@ func (s *saver) train(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	// A member keeps its coordinate for life: nobody dies here.
-	coordinate := 0
-	if s.group > 1 {
-		if coordinate, err = strconv.Atoi(os.Getenv("RANK")); err != nil {
-			return fmt.Errorf("RANK: %w", err)
-		}
+	rank, err := strconv.Atoi(os.Getenv("RANK"))
+	if err != nil {
+		return fmt.Errorf("RANK: %w", err)
 	}
-	s.state = newState(s.mib, s.dtype, coordinate%s.group, s.group, 1)
+	s.state = newState(s.mib/s.ranks, s.dtype, 1+100*uint64(rank))
 	s.calibrate()
 	cfg := client.Config{
-		Spec: phalanx.JobSpec{LastStep: 1 << 40, Seed: 1, Slots: s.group, GlobalBatch: s.group, DataLength: 1, GroupSize: s.group, Threads: 1, Settings: "bench"},
+		Spec: phalanx.JobSpec{LastStep: 1 << 40, Seed: 1, Slots: s.ranks, GlobalBatch: s.ranks, DataLength: 1, GroupSize: 1, Threads: 1, Settings: "bench"},
 		Apply: func(step phalanx.Step) error {
 			for _, b := range s.state.data {
 				binary.LittleEndian.PutUint32(b, uint32(step)&0xffff)
 			}
 			return nil
 		},
-		Coordinate: func(now int) error {
-			if s.group > 1 && now != coordinate {
-				return fmt.Errorf("coordinate %d, this state is of %d", now, coordinate)
-			}
-			return nil
-		},
-		Global: map[string]phalanx.Global{}, Logger: slog.New(slog.NewTextHandler(os.Stderr, nil)),
+		PerRank: map[string]bool{}, Logger: slog.New(slog.NewTextHandler(os.Stderr, nil)),
 	}
 	for i, t := range s.state.layout {
 		cfg.State = append(cfg.State, kernels.Tensor{Name: t.Name, DType: t.DType, Shape: t.Shape, Data: s.state.data[i]})
-		if t.Global != nil {
-			cfg.Global[t.Name] = *t.Global
-		}
+		cfg.PerRank[t.Name] = s.ranks > 1 // so each rank saves its share and no other
 	}
 	if err := c.Hello(ctx, cfg); err != nil {
 		return err
@@ -140,7 +129,7 @@ func (s *saver) train(ctx context.Context) (err error) {
 		s.compute()
 		m.Summed = time.Now().UnixNano()
 		m.Reduced = m.Summed
-		committed, err := c.Vote(ctx, client.Vote{OK: true, Digest: phalanx.Digest{1, uint64(b.Coordinate)}})
+		committed, err := c.Vote(ctx, client.Vote{OK: true, Digest: phalanx.Digest{1}})
 		if errors.Is(err, phalanx.ErrRevoked) {
 			continue
 		}
