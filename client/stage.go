@@ -3,6 +3,8 @@
 package client
 
 import (
+	"runtime"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -66,19 +68,7 @@ func (c *Client) stage(s *staging, applied wire.Applied) {
 		Sequence: s.sequence, State: wire.SlabStateFilling, LayoutHash: c.slab.Layout().Hash,
 	}
 	c.slab.WriteHeader(header)
-	ok := true
-	for i := 0; ok && i < len(c.cfg.State); i++ {
-		from, to := c.cfg.State[i].Data, c.slab.Tensor(i)
-		for len(to) > 0 {
-			if s.abort.Load() {
-				ok = false
-				break
-			}
-			n := copy(to, from[:min(len(from), stageChunk)])
-			failpoint.Here("client-staging")
-			from, to = from[n:], to[n:]
-		}
-	}
+	ok := c.copyState(s, copiers(runtime.GOMAXPROCS(0)))
 	header.State = wire.SlabStateFull
 	if !ok {
 		header.State = wire.SlabStateFree
@@ -88,6 +78,36 @@ func (c *Client) stage(s *staging, applied wire.Applied) {
 	c.page.WriteStaged(wire.Staged{Sequence: s.sequence, Step: applied.Step, OK: ok, Generation: applied.Generation, Digest: applied.Digest, Coordinate: applied.Coordinate})
 	c.m.Daemon.Ring()
 	c.m.Own.Ring() // Finish waits for it
+}
+
+// copiers is how many goroutines copy: one core reaches a fraction of what memory gives, and the trainer is left the half of its
+// processors. Beyond four it gives little.
+func copiers(processors int) int { return min(max(processors/2, 1), 4) }
+
+// copyState copies every tensor, and reports whether it came to the end.
+func (c *Client) copyState(s *staging, copiers int) bool {
+	type piece struct{ from, to []byte }
+	var pieces []piece
+	for i := range c.cfg.State {
+		from, to := c.cfg.State[i].Data, c.slab.Tensor(i)
+		for len(to) > 0 {
+			n := min(len(to), stageChunk)
+			pieces = append(pieces, piece{from[:n], to[:n]})
+			from, to = from[n:], to[n:]
+		}
+	}
+	var next atomic.Int64
+	var group sync.WaitGroup
+	for range copiers {
+		group.Go(func() {
+			for k := next.Add(1) - 1; k < int64(len(pieces)) && !s.abort.Load(); k = next.Add(1) - 1 {
+				copy(pieces[k].to, pieces[k].from)
+				failpoint.Here("client-staging")
+			}
+		})
+	}
+	group.Wait()
+	return !s.abort.Load()
 }
 
 // joinStaging returns when no staging runs. It ends after at most one copy of the state, sooner when the daemon aborts.
