@@ -224,7 +224,7 @@ func TestMaxHostBytes(t *testing.T) {
 	j := newJob(t, 2, 40, 10*time.Millisecond)
 	j.flags = []string{"--save-every", "20", "--max-host-bytes", "8MiB"}
 	j.run()
-	j.refused(2, "--max-host-bytes leaves less", "slab", "object buffers")
+	j.refused(2, "--max-host-bytes leaves less", "slab", "buffers of saves")
 	j = newJob(t, 2, 40, 10*time.Millisecond)
 	j.flags = []string{"--save-every", "20", "--max-host-bytes", "64MiB"}
 	j.run()

@@ -8,8 +8,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-
-	"phalanx/ckpt"
 )
 
 // The parts of a member's host memory that are counted.
@@ -17,14 +15,17 @@ const (
 	partSegment = "segment"
 	partBoard   = "board"
 	partSlab    = "slab"
-	partBuffers = "object buffers"
+	partBuffers = "buffers of saves"
 	partOld     = "slab of an earlier life"
 	partCopies  = "copies for other hosts"
 )
 
-// putsMost is how many objects of a share are written at once, if there is room for their buffers: with 64 MiB each what one
-// connection of an object store, or the queue of a disk, wants several of.
+// putsMost is how many objects of a share are written at once, if there is room for their buffers: a disk's queue and an object
+// store want several.
 const putsMost = 4
+
+// putBytes bounds what one put holds besides what it reads from the slab: pieces on their way into a file or a connection.
+const putBytes = 2 << 20
 
 // hostMemory sums the memory that a member uses on its host beside what its trainer has of its own: what outlives the trainer and
 // what saves need. nil counts nothing and has room for all.
@@ -89,9 +90,10 @@ func outfitBytes(segment, board, slab, state int64) map[string]int64 {
 	return map[string]int64{partSegment: segment, partBoard: board, partSlab: slab, partBuffers: bufferBytes(1, state)}
 }
 
-// bufferBytes are the object buffers of a writer.
+// bufferBytes are the buffers of a writer, which reads objects from the slab as it sends them: one for what is being digested, and
+// one for each put.
 func bufferBytes(puts int, state int64) int64 {
-	return int64(puts+1) * min(ckpt.DefaultObjectBytes, state)
+	return int64(puts+1) * min(putBytes, state)
 }
 
 // puts is how many objects may be written at once: as many as fit, at least one, which was counted from the start.
