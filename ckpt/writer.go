@@ -7,6 +7,9 @@ import (
 	"errors"
 	"fmt"
 	"hash/crc32"
+	"runtime"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/minio/crc64nvme"
@@ -64,7 +67,7 @@ func WriteShard(ctx context.Context, s Store, a Attempt, rank phalanx.Rank, plan
 	return ref, nil
 }
 
-// writer packs boxes into objects. One goroutine digests the state in their order; each object that is complete is written
+// writer packs boxes into objects, in their order. Tensors are digested ahead of it; each object that is complete is written
 // beside it, and reads the source again: copies that are kept meanwhile would cost more than the second read, in memory and in
 // time. A source that changes in between does not have the checksums any more, and the store refuses it.
 type writer struct {
@@ -78,13 +81,12 @@ type writer struct {
 
 	part   Part
 	object *object // that is being filled
-	piece  []byte  // that is being digested
 }
 
 func newWriter(ctx context.Context, s Store, a Attempt, rank phalanx.Rank, plan *Plan, source Source) *writer {
 	w := &writer{
 		store: s, attempt: a, source: source, plan: plan, frame: frame{plan.Container},
-		object: newObject(source), piece: make([]byte, pieceBytes),
+		object: newObject(source),
 	}
 	w.puts, w.ctx = errgroup.WithContext(ctx)
 	w.puts.SetLimit(plan.Puts)
@@ -95,65 +97,127 @@ func newWriter(ctx context.Context, s Store, a Attempt, rank phalanx.Rank, plan 
 	return w
 }
 
+// shard digests the tensors, several at a time, and puts them into objects in their order.
 func (w *writer) shard(shard *Shard) error {
-	boxes := shard.Boxes
-	for _, tensor := range shard.Digests {
-		n := 0
-		for n < len(boxes) && boxes[n].Tensor == tensor {
-			n++
-		}
-		if err := w.tensor(tensor, boxes[:n]); err != nil {
-			return err
-		}
-		boxes = boxes[n:]
+	jobs, err := w.jobs(shard)
+	if err != nil {
+		return err
 	}
-	if len(boxes) > 0 {
-		return fmt.Errorf("the plan writes tensor %d and does not digest it, or is out of order", boxes[0].Tensor)
+	ctx, stop := context.WithCancel(w.ctx)
+	var next atomic.Int64
+	var workers sync.WaitGroup
+	defer func() { stop(); workers.Wait() }()
+	for range min(digesters(w.plan.Puts), len(jobs)) {
+		workers.Go(func() {
+			piece := make([]byte, pieceBytes)
+			for k := next.Add(1) - 1; k < int64(len(jobs)); k = next.Add(1) - 1 {
+				jobs[k].err = w.digest(ctx, jobs[k], piece)
+				close(jobs[k].done)
+			}
+		})
+	}
+	for _, job := range jobs {
+		<-job.done
+		if job.err != nil {
+			return job.err
+		}
+		for _, c := range job.chunks {
+			if err := w.chunk(c); err != nil {
+				return err
+			}
+		}
+		t := w.plan.Layout[job.tensor]
+		if t.Shape == nil {
+			t.Shape = []int{}
+		}
+		w.part.Tensors = append(w.part.Tensors, PartTensor{Index: job.tensor, TensorInfo: t, D1: job.d1})
 	}
 	return nil
 }
 
-// tensor digests a whole tensor and writes this rank's boxes of it.
-func (w *writer) tensor(index int, boxes []Box) error {
-	t := w.plan.Layout[index]
-	hasher := kernels.NewTensorHasher(digestSeed, t.Name, t.DType, t.Shape)
-	var at int64
-	for _, b := range boxes {
-		off, length, err := b.Range(t)
-		if err != nil {
-			return err
+// digesters is how many tensors are digested at once. One core digests faster than most stores write, and training goes on
+// beside it: a quarter of the processors at most, and no more than there are puts to be fed.
+func digesters(puts int) int { return max(1, min(puts, runtime.GOMAXPROCS(0)/4)) }
+
+// digesting is one tensor: this rank's boxes of it, and what digesting it gives. done is closed when that is there.
+type digesting struct {
+	tensor int
+	chunks []digested
+	d1     phalanx.Digest
+	err    error
+	done   chan struct{}
+}
+
+// digested is a box with its bytes' place and checksums.
+type digested struct {
+	box         Box
+	off, length int64
+	sum         CRC
+	sum32       uint32
+}
+
+// jobs lists what is to be digested, in the order of the plan.
+func (w *writer) jobs(shard *Shard) ([]*digesting, error) {
+	boxes := shard.Boxes
+	var jobs []*digesting
+	for _, tensor := range shard.Digests {
+		job := &digesting{tensor: tensor, done: make(chan struct{})}
+		for len(boxes) > 0 && boxes[0].Tensor == tensor {
+			off, length, err := boxes[0].Range(w.plan.Layout[tensor])
+			if err != nil {
+				return nil, err
+			}
+			job.chunks = append(job.chunks, digested{box: boxes[0], off: off, length: length})
+			boxes = boxes[1:]
 		}
-		if err := w.digest(hasher, index, at, off); err != nil {
-			return err
-		}
-		if err := w.chunk(hasher, b, off, length); err != nil {
-			return err
-		}
-		at = off + length
+		jobs = append(jobs, job)
 	}
-	if err := w.digest(hasher, index, at, t.Bytes()); err != nil {
-		return err
+	if len(boxes) > 0 {
+		return nil, fmt.Errorf("the plan writes tensor %d and does not digest it, or is out of order", boxes[0].Tensor)
 	}
-	if t.Shape == nil {
-		t.Shape = []int{}
-	}
-	w.part.Tensors = append(w.part.Tensors, PartTensor{Index: index, TensorInfo: t, D1: hasher.Sum()})
-	return nil
+	return jobs, nil
 }
 
 // pieceBytes is how much is read at a time, so that all digests find it in the processor's cache.
 const pieceBytes = 256 << 10
 
-// digest reads the bytes [from, to) of a tensor that another rank writes.
-func (w *writer) digest(hasher *kernels.TensorHasher, tensor int, from, to int64) error {
-	return w.pieces(tensor, from, to, func(p []byte) { hasher.Write(p) })
+// digest reads a whole tensor once and takes all checksums: of the tensor, and of this rank's boxes of it.
+func (w *writer) digest(ctx context.Context, job *digesting, piece []byte) error {
+	t := w.plan.Layout[job.tensor]
+	hasher := kernels.NewTensorHasher(digestSeed, t.Name, t.DType, t.Shape)
+	only := func(p []byte) { hasher.Write(p) }
+	var at int64
+	for i := range job.chunks {
+		c := &job.chunks[i]
+		if err := w.pieces(ctx, job.tensor, at, c.off, piece, only); err != nil {
+			return err
+		}
+		crc := crc64nvme.New()
+		err := w.pieces(ctx, job.tensor, c.off, c.off+c.length, piece, func(p []byte) {
+			hasher.Write(p)
+			_, _ = crc.Write(p) // a hash never fails
+			if w.frame.needsCRC32() {
+				c.sum32 = crc32.Update(c.sum32, crc32.IEEETable, p)
+			}
+		})
+		if err != nil {
+			return err
+		}
+		c.sum = CRC(crc.Sum64())
+		at = c.off + c.length
+	}
+	if err := w.pieces(ctx, job.tensor, at, t.Bytes(), piece, only); err != nil {
+		return err
+	}
+	job.d1 = hasher.Sum()
+	return nil
 }
 
 // pieces reads the bytes [from, to) of a tensor.
-func (w *writer) pieces(tensor int, from, to int64, use func(p []byte)) error {
+func (w *writer) pieces(ctx context.Context, tensor int, from, to int64, piece []byte, use func(p []byte)) error {
 	for from < to {
-		p := w.piece[:min(pieceBytes, to-from)]
-		if err := w.ctx.Err(); err != nil {
+		p := piece[:min(pieceBytes, to-from)]
+		if err := ctx.Err(); err != nil {
 			return err
 		}
 		if err := w.source.ReadAt(tensor, from, p); err != nil {
@@ -166,37 +230,26 @@ func (w *writer) pieces(tensor int, from, to int64, use func(p []byte)) error {
 }
 
 // chunk puts a box into the object, after sending the object off when it is full.
-func (w *writer) chunk(hasher *kernels.TensorHasher, b Box, off, length int64) error {
+func (w *writer) chunk(c digested) error {
 	start := aligned(w.object.size)
-	if w.object.size > 0 && start+w.frame.around(length)+length > w.plan.ObjectBytes {
+	if w.object.size > 0 && start+w.frame.around(c.length)+c.length > w.plan.ObjectBytes {
 		if err := w.flush(); err != nil {
 			return err
 		}
 		start = 0
 	}
-	crc, sum32 := crc64nvme.New(), uint32(0)
-	err := w.pieces(b.Tensor, off, off+length, func(p []byte) {
-		hasher.Write(p)
-		_, _ = crc.Write(p) // a hash never fails
-		if w.frame.needsCRC32() {
-			sum32 = crc32.Update(sum32, crc32.IEEETable, p)
-		}
-	})
+	before, after, err := w.frame.wrap(w.plan.Layout[c.box.Tensor].DType, c.box.Size, c.length, c.sum32)
 	if err != nil {
 		return err
 	}
-	before, after, err := w.frame.wrap(w.plan.Layout[b.Tensor].DType, b.Size, length, sum32)
-	if err != nil {
-		return err
-	}
-	o, sum := w.object, CRC(crc.Sum64())
+	o := w.object
 	o.add(make([]byte, start-o.size))
 	o.add(before)
 	at := o.size
-	o.refer(b.Tensor, off, length, sum)
+	o.refer(c.box.Tensor, c.off, c.length, c.sum)
 	o.add(after)
 	w.part.Chunks = append(w.part.Chunks, StoredChunk{
-		Box: b, Object: len(w.part.Objects), At: at, Length: length, Codec: CodecRaw, CRC64NVME: sum,
+		Box: c.box, Object: len(w.part.Objects), At: at, Length: c.length, Codec: CodecRaw, CRC64NVME: c.sum,
 	})
 	return nil
 }
