@@ -203,6 +203,26 @@ func TestDrainAndResize(t *testing.T) {
 	j.finish()
 }
 
+// TestTwoRunsOfOneName: two runs that publish under one name into one store do not both go on. One of them is told and ends; what
+// is published is of the other alone.
+func TestTwoRunsOfOneName(t *testing.T) {
+	t.Parallel()
+	a, b := newJob(t, 1, 400, 5*time.Millisecond), newJob(t, 1, 400, 5*time.Millisecond, "--seed", "2")
+	b.flags = []string{"--store", filepath.Join(a.dir, "store"), "--job", filepath.Base(a.dir), "--save-every", "5"}
+	a.flags = []string{"--save-every", "5"}
+	a.run()
+	b.run()
+	codes := []int{a.end().code, b.end().code}
+	slices.Sort(codes)
+	// The second one may also have found the first one's checkpoint at its start.
+	if codes[0] != 0 || codes[1] != node.CodeLocked && codes[1] != node.CodeUsage {
+		t.Fatalf("the runs ended with %v\n%s\n%s", codes, tail(a.newest().errs(), 8), tail(b.newest().errs(), 8))
+	}
+	if out, code := a.verb("ckpt", "verify", "--all"); code != 0 {
+		t.Errorf("verify ended with %d: %s", code, out)
+	}
+}
+
 // TestStoreOfAnotherTraining: a new directory goes on from a store only with the settings that it was trained with, and only
 // forwards. What is stored stays as it is.
 func TestStoreOfAnotherTraining(t *testing.T) {

@@ -267,7 +267,8 @@ func TestRandomRetention(t *testing.T) {
 			}
 		}
 	})
-	if swept == 0 || undeleted == 0 {
+	// A short run of a few sequences may miss one of the ends.
+	if !testing.Short() && (swept == 0 || undeleted == 0) {
 		t.Fatalf("%d swept, %d forgotten at the end after %v: the test does not come far enough", swept, undeleted, fmt.Sprint(total))
 	}
 	t.Logf("%d swept, %d forgotten or sweeping at the end after %v", swept, undeleted, total)

@@ -164,6 +164,9 @@ const (
 	// OtherJob means that what the store holds under the job's name is of another training, or goes beyond this one; the job ends
 	// before its first step.
 	OtherJob HaltKind = "other_job"
+	// Fenced means that another run publishes into the store under the job's name, so that nothing of this one can be saved any
+	// more; the job ends.
+	Fenced HaltKind = "fenced"
 	// StoppedByOperator is a stop that was asked for: the job ends and resumes with the next run.
 	StoppedByOperator HaltKind = "stopped"
 	// StoppedUnsaved is such a stop whose last save was not durable when the grace was over.

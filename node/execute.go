@@ -250,6 +250,9 @@ func (d *Daemon) jobEnded(why string) {
 	case s.Halt != nil && s.Halt.Kind == elastic.OtherJob:
 		o.Code = CodeUsage
 		o.Hint = "give it the settings of that training and enough steps, or another --job or --store, in another --dir; see: phalanx ckpt ls"
+	case s.Halt != nil && s.Halt.Kind == elastic.Fenced:
+		o.Code = CodeLocked
+		o.Hint = "end one of the two runs, or give it another --job or --store, in another --dir; see: phalanx ckpt ls"
 	case s.Halt != nil && s.Halt.Kind == elastic.Unreadable:
 		o.Code = CodeIntegrity
 		o.Hint = "see: phalanx ckpt verify; mend the store and run the same command again, or start another --job in another --dir"

@@ -6,9 +6,11 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"slices"
 	"time"
 
+	"phalanx"
 	"phalanx/ckpt"
 	"phalanx/elastic"
 	"phalanx/internal/failpoint"
@@ -41,6 +43,10 @@ func (p *publisher) publish() {
 			}
 			record, err = ckpt.Publish(ctx, d.store, pub, parts)
 		}
+		if r, same := ours(pub, err); same {
+			record, err = r, nil
+			pub.Attempt, pub.UnixNS = r.Attempt(), r.Commit.UnixNS
+		}
 		if err == nil {
 			failpoint.Here("commit-object")
 			err = p.enter(ctx, pub, record)
@@ -52,6 +58,10 @@ func (p *publisher) publish() {
 			p.busy, p.attempt = false, nil
 			if err != nil {
 				d.log.Warn("checkpoint not published", "step", uint64(attempt.Step), "error", err)
+				if words := foreign(d.state, d.committed(), pub, err); words != "" && d.lead != nil {
+					d.lead.propose(elastic.Halt{Reason: elastic.HaltReason{Kind: elastic.Fenced, Words: words}, UnixNS: time.Now().UnixNano()}, words)
+					return
+				}
 				p.failed(err.Error())
 				p.handOver()
 				return
@@ -84,6 +94,36 @@ func (p *publisher) handOver() {
 }
 
 // enter puts the checkpoint into the log.
+// ours is the commit in the way of a publication when it holds the very same state: an earlier leader's, that ended before the
+// log said so.
+func ours(pub ckpt.Publication, err error) (ckpt.Record, bool) {
+	var fenced *ckpt.FencedError
+	if !errors.As(err, &fenced) || fenced.By.Commit == nil || len(fenced.By.Commit.States) != len(pub.Labels) {
+		return ckpt.Record{}, false
+	}
+	for i, st := range fenced.By.Commit.States {
+		if st.Label != pub.Labels[i] {
+			return ckpt.Record{}, false
+		}
+	}
+	return fenced.By, fenced.By.Commit.Branch == pub.Branch
+}
+
+// foreign says why no save of this job can be published any more: what is in the way cannot be of this job, because nobody in it
+// has come so far, or has another state of that step. It is "" for everything else.
+func foreign(s *elastic.State, committed phalanx.Step, pub ckpt.Publication, err error) string {
+	var fenced *ckpt.FencedError
+	if !errors.As(err, &fenced) || fenced.By.Commit == nil {
+		return ""
+	}
+	by := fenced.By.Commit
+	otherState := by.Step == pub.Attempt.Step && by.Branch == pub.Branch && len(by.States) > 0 && by.States[0].Label != pub.Labels[0]
+	if !s.World.Generation.Less(by.Generation) && by.Step <= committed+1 && !otherState {
+		return ""
+	}
+	return fmt.Sprintf("another run publishes into the store as job %s: commit %d is of step %d, generation %s", by.Job, by.Number, by.Step, by.Generation)
+}
+
 func (p *publisher) enter(ctx context.Context, pub ckpt.Publication, r ckpt.Record) error {
 	c := elastic.PublishCheckpoint{Published: elastic.Published{Step: pub.Attempt.Step, Generation: pub.Labels[0].Generation, Branch: int(pub.Branch),
 		Labels: pub.Labels, Commit: r.Number, Folder: pub.Attempt.Folder(), UnixNS: pub.UnixNS}}
