@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"math"
 	"path/filepath"
+	"runtime/debug"
 	"strconv"
 	"strings"
 
@@ -135,6 +136,8 @@ func (r *convertVerb) run(c *cobra.Command, args []string) error {
 	}
 	p := r.progress("writing")
 	options.Progress = p.update
+	// What is read and written passes through: garbage is better collected early than kept.
+	defer debug.SetGCPercent(debug.SetGCPercent(50))
 	answer.Result, err = convert.Run(ctx, v, items, target, options)
 	p.end()
 	if err != nil {
