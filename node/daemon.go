@@ -213,7 +213,11 @@ func (d *Daemon) open() (err error) {
 		return err
 	}
 	if d.bells, err = d.paths.memory.Bells(d.paths.Bells()); err != nil {
-		return &Problem{CodeFailed, fmt.Errorf("make the bells of this host: %w", err), "check that /dev/shm can be written"}
+		hint := "check that /dev/shm can be written"
+		if errors.Is(err, wire.ErrFormat) {
+			hint = "when no daemon of " + d.paths.Dir + " lives (phalanx status), remove " + d.paths.Bells() + " and start again"
+		}
+		return &Problem{CodeFailed, fmt.Errorf("make the bells of this host: %w", err), hint}
 	}
 	if d.procs, err = d.paths.system.Watch(d.log); err != nil {
 		return err

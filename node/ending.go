@@ -139,6 +139,23 @@ func (d *Daemon) handOver(ctx context.Context) {
 	}
 }
 
+// endTrainers ends the training processes of a member whose page does not tell them. It returns one whose end is to be waited for.
+func (d *Daemon) endTrainers() *trainerProcess {
+	found := findByVariable("PHALANX_SOCKET=" + d.paths.Socket(d.cfg.Index))
+	if lives := d.paths.Lives(d.cfg.Index); d.plain != nil && len(lives) > 0 {
+		if r, ok := readPlainRecord(d.paths, d.cfg.Index, phalanx.Incarnate{Member: d.me(), Incarnation: lives[len(lives)-1]}); ok && r.Exit == nil {
+			found = append(found, findByToken(r.Token)...)
+		}
+	}
+	var last *trainerProcess
+	for _, t := range found {
+		d.log.Info("ends a trainer that nobody can speak to", "pid", t.pid)
+		t.kill()
+		last = t
+	}
+	return last
+}
+
 // endOrphans ends trainers on this host whose member the log has evicted and whose daemon is dead, if this is the lowest
 // living daemon of the host and no run is there to do it.
 func (d *Daemon) endOrphans() {

@@ -51,6 +51,8 @@ type life struct {
 	lastMove   time.Time // of its progress counter
 	progress   uint64
 	plain      bool        // without the step protocol
+	lost       int64       // bytes of the segment that was
+	broken     error       // why memory that an adopted trainer was given cannot be mapped
 	retired    atomic.Bool // its memory is about to be unmapped
 	pulse      *pulse      // nil: the trainer keeps none, or none was seen yet
 }
@@ -65,7 +67,7 @@ func newLife(paths Paths, index int, who phalanx.Incarnate) (*life, error) {
 }
 
 // adoptLife takes over the newest page of the member, nil when there is none of this boot. It waits for the lock that the
-// kernel frees when the daemon before this one ends.
+// kernel frees when the daemon before this one ends. The error wraps wire.ErrFormat when that page is damaged.
 func adoptLife(paths Paths, index int, id phalanx.MemberID, wait time.Duration) (*life, error) {
 	boot0, boot1 := bootWords(paths.system)
 	lives := paths.Lives(index)
@@ -94,13 +96,14 @@ func adoptLife(paths Paths, index int, id phalanx.MemberID, wait time.Duration) 
 			return nil, page.Unmap() // it ended in order: what lives it had before are over too
 		}
 		l := &life{who: phalanx.Incarnate{Member: id, Incarnation: n}, page: page}
-		return l, l.reopen(paths, index, identity)
+		l.reopen(paths, index, identity)
+		return l, nil
 	}
 	return nil, nil
 }
 
 // reopen maps what the trainer of an adopted page was given.
-func (l *life) reopen(paths Paths, index int, identity wire.Identity) error {
+func (l *life) reopen(paths Paths, index int, identity wire.Identity) {
 	l.helloPID, l.helloStart = identity.TrainerPID, identity.TrainerStart
 	alive := l.helloPID > 0 && paths.system.Alive(l.helloPID, l.helloStart)
 	l.posted = 0
@@ -114,9 +117,23 @@ func (l *life) reopen(paths Paths, index int, identity wire.Identity) error {
 		if !alive {
 			l.helloPID, l.helloStart = 0, 0
 		}
-		return nil
+		return
 	}
-	var err error
+	if alive {
+		l.trainer = &trainerProcess{system: paths.system, pid: l.helloPID, start: l.helloStart}
+	}
+	if l.broken = l.mapSegment(paths, index); l.broken != nil {
+		for _, r := range []*wire.Region{l.segment, l.board} {
+			if r != nil {
+				_ = r.Unmap() // it was of no use
+			}
+		}
+		l.segment, l.board, l.ring, l.lost = nil, nil, 0, identity.SegmentBytes
+	}
+}
+
+// mapSegment maps the segment and the board of an adopted life.
+func (l *life) mapSegment(paths Paths, index int) (err error) {
 	if l.segment, err = paths.memory.OpenRegion(paths.Shared(index, l.who.Incarnation, "seg"), true); err != nil {
 		return fmt.Errorf("take over the segment: %w", err)
 	}
@@ -126,9 +143,6 @@ func (l *life) reopen(paths Paths, index int, identity wire.Identity) error {
 	l.ring = int64(len(l.segment.Bytes())) - ringBytes
 	if l.ring < 0 || len(l.board.Bytes()) < host.BoardBytes {
 		return fmt.Errorf("take over the segment: %d bytes and a board of %d are too few", len(l.segment.Bytes()), len(l.board.Bytes()))
-	}
-	if alive {
-		l.trainer = &trainerProcess{system: paths.system, pid: l.helloPID, start: l.helloStart}
 	}
 	return nil
 }
@@ -213,6 +227,7 @@ func (l *life) identify(system System, index int, leaving bool) {
 	boot0, boot1 := bootWords(system)
 	v := wire.Identity{Member: l.who.Member, Incarnation: l.who.Incarnation, Boot0: boot0, Boot1: boot1, Index: index, TrainerPID: l.helloPID, TrainerStart: l.helloStart}
 	v.DaemonPID, v.DaemonStart = system.Self()
+	v.SegmentBytes = l.lost // also then the page says that there was a trainer
 	if l.segment != nil {
 		v.SegmentBytes = int64(len(l.segment.Bytes()))
 	}

@@ -5,7 +5,9 @@ package node
 import (
 	"errors"
 	"os"
+	"os/exec"
 	"slices"
+	"syscall"
 	"testing"
 	"time"
 
@@ -275,5 +277,83 @@ func TestAdoptLeavesWhatHasLeft(t *testing.T) {
 	}
 	if lives := p.Lives(0); len(lives) != 2 {
 		t.Errorf("lives %v are left: their slabs may be needed", lives)
+	}
+}
+
+// A page that was damaged while everything was dead is no page: as after a reboot, what that life has promised is nobody's to say,
+// and the next life has a later number. No life of before is taken over in its place.
+func TestADamagedPageIsNone(t *testing.T) {
+	for what, damage := range map[string]func(name string) error{
+		"truncated to nothing": func(name string) error { return os.Truncate(name, 0) },
+		"truncated":            func(name string) error { return os.Truncate(name, 4096) },
+		"zeroed":               func(name string) error { return os.WriteFile(name, make([]byte, wire.PageBytes), 0o600) },
+		"flipped": func(name string) error {
+			b, err := os.ReadFile(name)
+			if err == nil {
+				b[0] ^= 1
+				err = os.WriteFile(name, b, 0o600)
+			}
+			return err
+		},
+	} {
+		t.Run(what, func(t *testing.T) {
+			d := lone(t)
+			d.paths = NewPaths(t.TempDir(), t.TempDir())
+			d.replica = newReplica()
+			if err := os.MkdirAll(d.paths.Member(0), 0o700); err != nil {
+				t.Fatal(err)
+			}
+			for _, n := range []phalanx.Incarnation{1, 2} {
+				unmap(t, begin(t, d.paths, 0, incarnate("h", 0, n)))
+			}
+			if err := damage(d.paths.Shared(0, 2, "page")); err != nil {
+				t.Fatal(err)
+			}
+			orphan := exec.Command("sleep", "60")
+			orphan.Env = []string{"PHALANX_SOCKET=" + d.paths.Socket(0)}
+			orphan.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+			if err := orphan.Start(); err != nil {
+				t.Fatal(err)
+			}
+			defer func() { _ = orphan.Process.Kill() }()
+			d.life = nil
+			if err := d.adopt(); err != nil || d.life == nil || d.life.who.Incarnation != 3 || d.life.promises() != (elastic.Page{}) {
+				t.Fatalf("life %+v, %v", d.life, err)
+			}
+			defer unmap(t, d.life)
+			if err := orphan.Wait(); err == nil {
+				t.Error("the trainer of the damaged page goes on")
+			}
+		})
+	}
+}
+
+// A damaged segment ends the trainer, and the promises on the page stay.
+func TestADamagedSegmentKeepsThePromises(t *testing.T) {
+	d := lone(t)
+	d.paths = NewPaths(t.TempDir(), t.TempDir())
+	d.replica = newReplica()
+	who := incarnate("h", 0, 1)
+	l := begin(t, d.paths, 0, who)
+	if err := l.outfit(d.paths, 0, hello()); err != nil {
+		t.Fatal(err)
+	}
+	l.helloPID, l.helloStart = 1<<30, 7 // it has ended
+	l.identify(kernel{}, 0, false)
+	g := phalanx.Generation{Number: 1}
+	l.page.WriteSealed(wire.Sealed{Generation: g})
+	unmap(t, l)
+	if err := os.Truncate(d.paths.Shared(0, 1, "seg"), 0); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 { // and again by the next daemon
+		d.life = nil
+		if err := d.adopt(); err != nil {
+			t.Fatal(err)
+		}
+		if d.life.who != who || d.life.machine.Sealed() != g || d.life.died == nil || d.life.segment != nil {
+			t.Errorf("took over %s, sealed %s, died %v", d.life.who, d.life.machine.Sealed(), d.life.died)
+		}
+		unmap(t, d.life)
 	}
 }

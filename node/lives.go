@@ -3,9 +3,11 @@
 package node
 
 import (
+	"errors"
 	"time"
 
 	"phalanx"
+	"phalanx/client/wire"
 	"phalanx/collective/host"
 	"phalanx/elastic"
 	"phalanx/internal/failpoint"
@@ -14,7 +16,13 @@ import (
 // adopt takes over the page of this member's last life, or starts a new one.
 func (d *Daemon) adopt() error {
 	l, err := adoptLife(d.paths, d.cfg.Index, d.me(), 2*time.Second)
-	if err != nil {
+	switch {
+	case errors.Is(err, wire.ErrFormat):
+		// What that life has promised is lost with its page, as after a reboot: nobody speaks for it any more, and the next one
+		// is another. Its trainer, if it lives, cannot be told anything.
+		d.log.Warn("the page of the last life is damaged, and the next life begins without it", "error", err)
+		l, d.before = nil, d.endTrainers()
+	case err != nil:
 		return err
 	}
 	d.state = d.replica.state.Load()
@@ -36,7 +44,13 @@ func (d *Daemon) adopt() error {
 		slab := int64(len(l.slab.Bytes()))
 		_ = d.memory.admit(outfitBytes(int64(len(l.segment.Bytes())), host.BoardBytes, slab, slab))
 	}
-	if l.helloPID != 0 && ended(d.paths.system, l.helloPID, l.helloStart) {
+	switch {
+	case l.broken != nil: // its page is whole, so its promises hold; a trainer cannot be served
+		d.log.Warn("the shared memory of the last life is damaged, and its trainer is ended", "error", l.broken)
+		l.trainer.kill()
+		d.noteTrainerDeath("its shared memory was damaged when the daemon came back", time.Now())
+		d.before, l.trainer = l.trainer, nil
+	case l.helloPID != 0 && ended(d.paths.system, l.helloPID, l.helloStart):
 		d.noteTrainerDeath("it had ended when the daemon came back", time.Now())
 		d.before, l.trainer = l.trainer, nil
 	}

@@ -98,13 +98,16 @@ func NotePlainExit(dir string, members, pid, code int) {
 }
 
 // findByToken finds the processes that were started with a token in their environment.
-func findByToken(token string) []*trainerProcess {
+func findByToken(token string) []*trainerProcess { return findByVariable("PHALANX_START=" + token) }
+
+// findByVariable finds the processes in whose environment a variable has a value.
+func findByVariable(setting string) []*trainerProcess {
 	entries, err := os.ReadDir("/proc")
 	if err != nil {
 		return nil
 	}
 	var out []*trainerProcess
-	want := []byte("PHALANX_START=" + token + "\x00")
+	want := []byte(setting + "\x00")
 	for _, e := range entries {
 		pid, err := strconv.Atoi(e.Name())
 		if err != nil {
