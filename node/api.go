@@ -451,7 +451,7 @@ func (d *Daemon) memberStatus(m *elastic.Member, servers []consensus.Server) Mem
 			}
 		}
 	}
-	if s := d.siblings[max(m.Member.Index(), 0)]; s != nil && m.Member != d.me() && s.identity.Member == m.Member && s.life == m.Incarnation {
+	if s := d.sibling(m.Member); s != nil && m.Member != d.me() && s.identity.Member == m.Member && s.life == m.Incarnation {
 		out.DaemonPID = s.identity.DaemonPID
 		switch {
 		case s.identity.TrainerPID == 0: // not said hello: its own daemon knows better

@@ -79,6 +79,9 @@ type SaveFailure struct {
 // Member is the id of the daemon's member.
 func (c *Config) Member() phalanx.MemberID { return phalanx.NewMemberID(c.Host, c.Index) }
 
+// MaxLocal is how many members one host can have: each has two bells of the host.
+const MaxLocal = wire.BellLines / 2
+
 // Validate reports the first thing that makes the configuration unusable.
 func (c *Config) Validate() error {
 	switch {
@@ -88,6 +91,8 @@ func (c *Config) Validate() error {
 		return fmt.Errorf("directory %q must be absolute (--dir)", c.Dir)
 	case !c.Member().Valid():
 		return fmt.Errorf("host name %q: use letters, digits, dots, dashes and underscores (--host)", c.Host)
+	case c.LocalSize < 1 || c.LocalSize > MaxLocal || c.Index < 0 || c.Index >= c.LocalSize:
+		return fmt.Errorf("member %d of %d on this host: a host has 1 to %d members (--nproc, --spares)", c.Index, c.LocalSize, MaxLocal)
 	case len(c.Command) == 0:
 		return errors.New("no command for the trainer: phalanx run [flags] -- CMD")
 	case c.Policy.Want < 1 || c.Policy.Min < 1 || c.Policy.Min > c.Policy.Want:

@@ -11,7 +11,7 @@ import (
 )
 
 func usable() Config {
-	return Config{Job: "j", Dir: "/d", Host: "h", Policy: elastic.Policy{Want: 2, Min: 1}, Bind: "127.0.0.1", Keep: 1, Command: []string{"x"}, Log: quiet()}
+	return Config{Job: "j", Dir: "/d", Host: "h", Policy: elastic.Policy{Want: 2, Min: 1}, Bind: "127.0.0.1", Keep: 1, Command: []string{"x"}, LocalSize: 2, Log: quiet()}
 }
 
 // Every refusal names the flag that mends it.
@@ -36,6 +36,9 @@ func TestConfigNamesWhatIsWrong(t *testing.T) {
 		"a minimum too large":   {func(c *Config) { c.Policy.Min = 3 }, "--min"},
 		"no address":            {func(c *Config) { c.Bind = "" }, "--bind"},
 		"a name for an address": {func(c *Config) { c.Bind = "localhost" }, "--bind"},
+		"no members":            {func(c *Config) { c.LocalSize = 0 }, "--nproc"},
+		"too many members":      {func(c *Config) { c.LocalSize = MaxLocal + 1 }, "--nproc"},
+		"one beyond them":       {func(c *Config) { c.Index = 2 }, "--nproc"},
 		"nothing kept":          {func(c *Config) { c.Keep = 0 }, "--keep"},
 	} {
 		c := usable()

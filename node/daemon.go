@@ -95,6 +95,7 @@ type Daemon struct {
 	failed     string          // why the trainer is not started any more
 	failedAs   int             // exit code that says the same, 0 while failed is empty
 	hindered   string          // what keeps the trainer from being started for now
+	hidden     bool            // the file that says how this daemon is reached could not be written
 	tries      int             // hindered starts since the last one
 	before     *trainerProcess // the trainer that died last, whose end is awaited before the next one starts
 	lastEnd    string          // how the trainer before this life ended, for the reason to give up
@@ -151,7 +152,7 @@ func Run(ctx context.Context, cfg Config) (Outcome, error) {
 	d := &Daemon{
 		cfg: cfg, log: cfg.Log.With("member", string(cfg.Member())), paths: NewPaths(cfg.Dir, cfg.ShmDir).in(cfg.Memory).on(cfg.System),
 		posts:    make(chan func(), 1024),
-		watchers: newWatchers(), restart: RestartPolicy{Max: cfg.MaxStarts}, siblings: make([]*sibling, wire.BellLines/2),
+		watchers: newWatchers(), restart: RestartPolicy{Max: cfg.MaxStarts}, siblings: make([]*sibling, MaxLocal),
 		state: elastic.NewState(), replica: newReplica(), mappings: map[lifeKey]mapped{}, waiting: map[uint64]chan *Reply{},
 	}
 	d.memory = newHostMemory(cfg.MaxHost / int64(max(1, cfg.LocalSize)))
@@ -421,12 +422,19 @@ func (d *Daemon) serve() error {
 	d.ends.Go(func() { d.peers.accept(d.listener.Of(ProtoData), ProtoData) })
 	d.ends.Go(func() { d.answerTrials(d.listener.Of(ProtoTryPeer)) })
 	d.ends.Go(func() { d.answerTrials(d.listener.Of(ProtoTryData)) })
-	start := DaemonFile{Incarnate: d.life.who, Socket: d.paths.Socket(d.cfg.Index), Addr: d.addr()}
-	start.PID, start.Start = d.paths.system.Self()
-	if err := writeJSON(d.paths.DaemonFile(d.cfg.Index), start); err != nil {
-		d.log.Warn("others of this host will not find this daemon by its file", "error", err)
+	if err := d.sayWhere(); err != nil {
+		d.log.Warn("others of this host do not find this daemon by its file; tries on", "error", err)
 	}
 	return nil
+}
+
+// sayWhere leaves how this daemon is reached on its host.
+func (d *Daemon) sayWhere() error {
+	start := DaemonFile{Incarnate: d.life.who, Socket: d.paths.Socket(d.cfg.Index), Addr: d.addr()}
+	start.PID, start.Start = d.paths.system.Self()
+	err := writeJSON(d.paths.DaemonFile(d.cfg.Index), start)
+	d.hidden = err != nil
+	return err
 }
 
 func (d *Daemon) startGossip() error {

@@ -132,7 +132,7 @@ func (d *Daemon) voteMissing(v elastic.Vote) bool {
 		if seat.Member == d.me() || seat.Member.Host() != d.cfg.Host {
 			continue
 		}
-		s := d.siblings[seat.Member.Index()]
+		s := d.sibling(seat.Member)
 		if s == nil || s.life != seat.Incarnation {
 			continue
 		}

@@ -79,6 +79,14 @@ func (d *Daemon) refreshSiblings() {
 	}
 }
 
+// sibling is what is known of another member of this host, nil for none: a name comes from outside, and any number may be in it.
+func (d *Daemon) sibling(id phalanx.MemberID) *sibling {
+	if i := id.Index(); i >= 0 && i < len(d.siblings) && id.Host() == d.cfg.Host {
+		return d.siblings[i]
+	}
+	return nil
+}
+
 func (d *Daemon) dropSibling(s *sibling) {
 	d.procs.Unwatch(siblingKey{s.index, s.life, false, s.identity.DaemonPID})
 	d.procs.Unwatch(siblingKey{s.index, s.life, true, s.identity.TrainerPID})

@@ -305,6 +305,9 @@ func (d *Daemon) tick(now time.Time, lateness time.Duration) {
 		d.publishView(now)
 	}
 	d.endOrphans()
+	if d.hidden && d.ticks%20 == 0 && d.sayWhere() == nil {
+		d.log.Info("others of this host find this daemon by its file now")
+	}
 }
 
 // watchLeader says when there has been no leader for long: nothing changes until one is elected, and nobody else tells.

@@ -333,7 +333,7 @@ func (d *Daemon) rejoinGossip() {
 // is gone, which is proof.
 func (d *Daemon) leaderLost(leader phalanx.MemberID) {
 	if leader.Host() == d.cfg.Host {
-		s := d.siblings[leader.Index()]
+		s := d.sibling(leader)
 		if s != nil && s.daemon && d.paths.system.Alive(s.identity.DaemonPID, s.identity.DaemonStart) {
 			return
 		}

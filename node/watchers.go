@@ -6,6 +6,7 @@ import (
 	"context"
 	"crypto/tls"
 	"encoding/json"
+	"fmt"
 	"net"
 	"sync"
 	"time"
@@ -133,6 +134,8 @@ func (d *Daemon) serveStream(conn *tls.Conn) {
 		welcome.Refused = "this daemon belongs to another job; use the --job and the key of the one to join"
 	case memberOf(conn) != h.Peer.Member:
 		welcome.Refused = "the certificate names another member"
+	case h.Peer.Member.Index() < 0 || h.Peer.Member.Index() >= MaxLocal:
+		welcome.Refused = fmt.Sprintf("%s is no member: a host has at most %d; start it with a smaller --nproc", h.Peer.Member, MaxLocal)
 	case h.ProtocolMin > ProtocolVersion || h.ProtocolMax < ProtocolVersion:
 		welcome.Refused = "no common protocol version; upgrade the older daemon"
 	case d.named.Load() && h.Peer.otherHost(d.self()):

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/signal"
 	"runtime"
+	"runtime/debug"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -24,20 +25,32 @@ import (
 // newDaemon is the verb that run starts its daemons with. It is hidden: by hand nobody would restart what it runs.
 func newDaemon(a *app) *cobra.Command {
 	var dir string
-	var index int
+	var index, words int
 	c := &cobra.Command{
 		Use: "daemon --dir DIR --index I", Hidden: true, Args: cobra.NoArgs,
 		Short: "Run the daemon of one member; phalanx run starts it",
 		RunE: func(c *cobra.Command, _ []string) error {
-			return a.daemon(c.Context(), dir, index)
+			return a.daemon(c.Context(), dir, index, lastWords(words))
 		},
 	}
 	c.Flags().StringVar(&dir, "dir", "", "the job's directory, absolute, with run.json")
 	c.Flags().IntVar(&index, "index", 0, "index of the member on this host")
+	c.Flags().IntVar(&words, supervise.WordsFlag, 0, "descriptor for what the log may have no room for")
 	return c
 }
 
-func (a *app) daemon(ctx context.Context, dir string, index int) error {
+// lastWords is the memory that run has passed on for the last words of this daemon, nil for none. A crash is printed there, too.
+func lastWords(fd int) *os.File {
+	if fd < 3 {
+		return nil
+	}
+	unix.CloseOnExec(fd) // it is not for the trainers
+	f := os.NewFile(uintptr(fd), "last words")
+	_ = debug.SetCrashOutput(f, debug.CrashOptions{}) // without it the log has the crash all the same
+	return f
+}
+
+func (a *app) daemon(ctx context.Context, dir string, index int, words *os.File) error {
 	cfg, err := a.daemonConfig(dir, index)
 	if err == nil {
 		// What a trainer inherits: not the key, and none of the settings of run.
@@ -64,7 +77,11 @@ func (a *app) daemon(ctx context.Context, dir string, index int) error {
 	if p != nil {
 		f.Reason, f.Hint = p.Err.Error(), p.Hint
 	}
-	return errors.Join(err, supervise.WriteFile(supervise.FailurePath(dir, index), f))
+	noted := supervise.WriteFile(supervise.FailurePath(dir, index), f)
+	if noted != nil && words != nil {
+		noted = supervise.WriteWords(words, f)
+	}
+	return errors.Join(err, noted)
 }
 
 // leave writes how the job ended for the member. Without it run would start the daemon again.

@@ -36,6 +36,7 @@ func itoa(n int) string { return strconv.Itoa(n) }
 func fakeDaemon(args []string) {
 	f := flag.NewFlagSet("daemon", flag.ExitOnError)
 	dir, index := f.String("dir", "", ""), f.Int("index", 0, "")
+	f.Int(supervise.WordsFlag, 0, "")
 	_ = f.Parse(args) // exits
 	must := func(err error) {
 		if err != nil {

@@ -13,6 +13,7 @@ import (
 
 	"phalanx/cmd/phalanx/internal/control"
 	"phalanx/cmd/phalanx/internal/settings"
+	"phalanx/cmd/phalanx/internal/supervise"
 	"phalanx/node"
 )
 
@@ -70,6 +71,10 @@ func (r *reader) explain(err error) error {
 	case err == nil:
 		return nil
 	case errors.Is(err, control.ErrNobody):
+		if o := supervise.Result(r.settings.Dir); o != nil {
+			return problem(node.CodeNotFound, "its checkpoints: phalanx ckpt ls --dir "+r.settings.Dir+"; the same phalanx run prints the result again",
+				"no daemon of job %s runs in %s: the job is done, step=%d generation=%s digest=%s", r.settings.Job, r.settings.Dir, o.Step, o.Generation, o.Digest)
+		}
 		return problem(node.CodeNotFound, "start it with: phalanx run --dir "+r.settings.Dir+" -- CMD; or name another with --dir",
 			"no daemon of job %s runs in %s", r.settings.Job, r.settings.Dir)
 	case errors.Is(err, context.DeadlineExceeded):

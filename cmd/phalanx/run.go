@@ -116,7 +116,7 @@ func prepare(ctx context.Context, s *settings.Settings, haveKey bool) error {
 		return problem(node.CodeUsage, "go on with it by --job "+before.Job+", or start in another --dir",
 			"%s holds the state of another job: job is %s, there it is %s", s.Dir, s.Job, before.Job)
 	}
-	if before, err := settings.Read(s.Dir); inUse && err == nil && supervise.Done(s.Dir, before.LocalSize()) && !slices.Equal(before.Command, s.Command) {
+	if before, err := settings.Read(s.Dir); inUse && err == nil && supervise.Done(s.Dir) && !slices.Equal(before.Command, s.Command) {
 		return problem(node.CodeUsage, "start it in another --dir, or give the same command to see the result again",
 			"the job in %s is done: it was %q, and is asked for with %q", s.Dir, strings.Join(before.Command, " "), strings.Join(s.Command, " "))
 	}

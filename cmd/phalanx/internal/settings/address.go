@@ -9,6 +9,8 @@ import (
 	"net/netip"
 	"strconv"
 
+	"golang.org/x/sys/unix"
+
 	"phalanx/node"
 )
 
@@ -32,8 +34,23 @@ func (s *Settings) FindAddress(haveKey bool) error {
 	} else if address.IsUnspecified() {
 		return usage("add --advertise ADDR, the address that the other hosts dial", "--bind %s names no address", s.Bind)
 	}
+	if err := bindable(address); err != nil {
+		return err
+	}
 	s.Address, s.Port = address.String(), port
 	return nil
+}
+
+// bindable reports an address that this host does not have, before any daemon stumbles over it.
+func bindable(address netip.Addr) error {
+	l, err := net.Listen("tcp", netip.AddrPortFrom(address, 0).String())
+	if errors.Is(err, unix.EADDRNOTAVAIL) {
+		return usage("give an address of this host; `ip -brief address` lists them", "listen on %s: this host has no such address", address)
+	}
+	if err != nil {
+		return nil // what else may be wrong is found by who listens
+	}
+	return l.Close()
 }
 
 func needsKey(what string) error {

@@ -156,6 +156,8 @@ func (s *Settings) Validate() error {
 		return usage("give at least 1", "--nproc %d", s.Nproc)
 	case s.Spares < 0:
 		return usage("give 0 or more", "--spares %d", s.Spares)
+	case s.Nproc > node.MaxLocal || s.Spares > node.MaxLocal-s.Nproc:
+		return usage("start the others on more hosts, or under another --host and --dir", "--nproc %d and --spares %d: a host can have %d members", s.Nproc, s.Spares, node.MaxLocal)
 	case s.Keep < 1:
 		return usage("keep at least one checkpoint", "--keep %d", s.Keep)
 	case s.KeepTime < 0 || s.GCGrace < 0:

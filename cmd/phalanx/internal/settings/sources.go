@@ -230,6 +230,9 @@ func tomlText(v any) (string, error) {
 	return "", fmt.Errorf("a value of type %T has no place here; give a string, a number, true or false", v)
 }
 
+// maxHosts is more than any job has, and few enough to be multiplied.
+const maxHosts = 1 << 20
+
 // hosts is the value of --nnodes.
 type hosts Settings
 
@@ -243,8 +246,8 @@ func (h *hosts) Set(text string) error {
 	}
 	lo, err1 := strconv.Atoi(low)
 	hi, err2 := strconv.Atoi(high)
-	if err1 != nil || err2 != nil || lo < 1 || hi < lo {
-		return fmt.Errorf("%q: give MIN:MAX hosts with 1 ≤ MIN ≤ MAX", text)
+	if err1 != nil || err2 != nil || lo < 1 || hi < lo || hi > maxHosts {
+		return fmt.Errorf("%q: give MIN:MAX hosts with 1 ≤ MIN ≤ MAX ≤ %d", text, maxHosts)
 	}
 	h.MinHosts, h.MaxHosts = lo, hi
 	return nil

@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 
 	"phalanx"
@@ -72,13 +73,22 @@ func readOutcome(dir string, index int) *node.Outcome {
 }
 
 // Done reports whether a member of a directory has ended with the job's result.
-func Done(dir string, members int) bool {
-	for i := range members {
-		if o := readOutcome(dir, i); o != nil && o.Done {
-			return true
+func Done(dir string) bool { return Result(dir) != nil }
+
+// Result is what a member of a directory has ended with when its job was done, nil when none has.
+func Result(dir string) *node.Outcome {
+	entries, err := os.ReadDir(filepath.Join(dir, "members"))
+	if err != nil {
+		return nil // nobody was here
+	}
+	for _, e := range entries {
+		if i, err := strconv.Atoi(e.Name()); err == nil {
+			if o := readOutcome(dir, i); o != nil && o.Done && o.Code == node.CodeOK {
+				return o
+			}
 		}
 	}
-	return false
+	return nil
 }
 
 // readFailure returns what the daemon with a pid said of its end, nil when it said nothing.

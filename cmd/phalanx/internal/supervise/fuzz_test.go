@@ -66,3 +66,24 @@ func FuzzOutcome(f *testing.F) {
 		}
 	})
 }
+
+// FuzzWords: whatever a daemon leaves as its last words is a failure with a reason, a few lines, or nothing.
+func FuzzWords(f *testing.F) {
+	f.Add([]byte(`{"pid":5,"code":1,"reason":"the disk is full"}`))
+	f.Add([]byte("panic: x\n\ngoroutine 1 [running]:\nmain.main()\n\t/x.go:1\n"))
+	f.Add([]byte(`{"code":"0"}`))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		words, err := newWords()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer words.Close()
+		if _, err := words.Write(b); err != nil {
+			t.Fatal(err)
+		}
+		x, crash := readWords(words)
+		if x != nil && (x.Reason == "" || crash != "") || strings.Count(crash, "\n") > 3 || len(crash) > len(b) {
+			t.Fatalf("read %+v, %q", x, crash)
+		}
+	})
+}

@@ -19,27 +19,39 @@ const askNotes = 5 * time.Second
 func (s *supervisor) tellNotes(ctx context.Context) {
 	tick := time.NewTicker(askNotes)
 	defer tick.Stop()
-	var n notes
+	var n, disk notes
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-tick.C:
 		}
+		s.print(disk.heard(fullNotes(s.dir)))
 		asked, cancel := context.WithTimeout(ctx, lookTimeout)
 		status, err := control.AnyStatus(asked, s.dir, false)
 		cancel()
 		if err != nil {
 			continue // nobody lives, or has time to answer: the end of a daemon is told otherwise
 		}
-		begun, over := n.heard(status.Notes)
-		for _, words := range begun {
-			s.Log.Warn("note", "words", words)
-		}
-		for _, words := range over {
-			s.Log.Info("no longer so", "note", words)
-		}
+		s.print(n.heard(status.Notes))
 	}
+}
+
+func (s *supervisor) print(begun, over []string) {
+	for _, words := range begun {
+		s.Log.Warn("note", "words", words)
+	}
+	for _, words := range over {
+		s.Log.Info("no longer so", "note", words)
+	}
+}
+
+// fullNotes is what run sees by itself: the daemons may not be able to say it.
+func fullNotes(dir string) []string {
+	if why := full(dir); why != "" {
+		return []string{why}
+	}
+	return nil
 }
 
 // notes remembers what was said. The same note with other numbers is the same.

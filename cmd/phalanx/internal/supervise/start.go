@@ -17,8 +17,8 @@ import (
 const niceness = -5
 
 // spawn starts a process in a group of its own with its output appended to a file. niced is false when the kernel does not
-// allow the higher priority. Nobody waits for the process by pid: run reaps all children alike.
-func spawn(program string, argv, env []string, output string) (pid int, niced bool, err error) {
+// allow the higher priority. words is passed on as descriptor wordsFD. Nobody waits for the process by pid: run reaps all children alike.
+func spawn(program string, argv, env []string, output string, words *os.File) (pid int, niced bool, err error) {
 	failed := func(err error) (int, bool, error) { return 0, false, fmt.Errorf("start daemon: %w", err) }
 	if err := os.MkdirAll(filepath.Dir(output), 0o700); err != nil {
 		return failed(err)
@@ -45,7 +45,7 @@ func spawn(program string, argv, env []string, output string) (pid int, niced bo
 		}
 	}
 	p, err := os.StartProcess(program, argv, &os.ProcAttr{
-		Env: env, Files: []*os.File{none, out, out}, Sys: &syscall.SysProcAttr{Setpgid: true},
+		Env: env, Files: []*os.File{none, out, out, words}, Sys: &syscall.SysProcAttr{Setpgid: true},
 	})
 	if err != nil {
 		return failed(err)

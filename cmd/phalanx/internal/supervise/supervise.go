@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"time"
 
@@ -63,6 +64,7 @@ type daemon struct {
 	quickAt  time.Time   // the first of them
 	worked   bool        // a daemon of this member has lived for longer
 	pause    *time.Timer // until the next start, nil when none is put off
+	words    *os.File    // memory with its last words, nil of one that an earlier run started
 	unwatch  func()      // lets the pidfd go
 	stopSent context.CancelFunc
 	outcome  *node.Outcome
@@ -142,7 +144,19 @@ func (s *supervisor) begin() error {
 		}
 	}
 	for _, d := range s.daemons {
+		select {
+		case sig := <-s.Signals: // there may be hundreds to start
+			if s.take(sig) {
+				s.killAll()
+				return Interrupted
+			}
+		default:
+		}
 		if d.pid != 0 {
+			continue
+		}
+		if s.stop != "" {
+			d.outcome = &node.Outcome{Code: node.CodePreempted, Reason: "stopped before all daemons were started", Hint: "run the same command again"}
 			continue
 		}
 		// Beside living daemons an outcome is of this same job: the member has ended and stays so.
@@ -173,6 +187,13 @@ func (s *supervisor) attach(d *daemon, l control.Living) {
 	s.Log.Info("attached to a living daemon", "member", s.Settings.Member(d.index), "pid", d.pid)
 }
 
+func (d *daemon) forgetWords() {
+	if d.words != nil {
+		_ = d.words.Close()
+		d.words = nil
+	}
+}
+
 func (s *supervisor) watch(index, pid int) (func(), error) {
 	return waitPID(pid, func() {
 		select {
@@ -184,7 +205,14 @@ func (s *supervisor) watch(index, pid int) (func(), error) {
 
 func (s *supervisor) start(d *daemon) error {
 	member := s.Settings.Member(d.index)
-	pid, niced, err := spawn(s.Program, s.Daemon(d.index), s.Env, DaemonLog(s.dir, member))
+	d.forgetWords()
+	words, err := newWords()
+	if err != nil {
+		return err
+	}
+	d.words = words
+	argv := append(s.Daemon(d.index), "--"+WordsFlag, strconv.Itoa(wordsFD))
+	pid, niced, err := spawn(s.Program, argv, s.Env, DaemonLog(s.dir, member), words)
 	if err != nil {
 		return err
 	}
@@ -213,6 +241,7 @@ func (s *supervisor) release() {
 		if d.pause != nil {
 			d.pause.Stop()
 		}
+		d.forgetWords()
 	}
 }
 
@@ -305,6 +334,9 @@ func (s *supervisor) died(d *daemon) {
 		how = exitStatus(d.status)
 	}
 	failure := readFailure(s.dir, d.index, pid)
+	if failure == nil {
+		failure, _ = readWords(d.words)
+	}
 	if lived < quickDeath || failure != nil && lived < failedDeath {
 		if d.quick++; d.quick == 1 {
 			d.quickAt = time.Now()
@@ -365,8 +397,16 @@ func (s *supervisor) giveUp(d *daemon, how string, failure *Failure) {
 			p.Hint = failure.Hint
 		}
 	} else {
-		tail := strings.Join(lastLines(DaemonLog(s.dir, member), 10), "\n  ")
-		p.Err = fmt.Errorf("the daemon of %s died %d times at its start (%s); the end of its log:\n  %s", member, maxQuick, how, tail)
+		// What the kernel or Go's runtime ended with a crash is told by the log, unless that is full.
+		tail := lastLines(DaemonLog(s.dir, member), 10)
+		if _, crash := readWords(d.words); crash != "" && full(s.dir) != "" {
+			tail = strings.Split(crash, "\n")
+		}
+		p.Err = fmt.Errorf("the daemon of %s died %d times at its start (%s); the end of its log:\n  %s", member, maxQuick, how, strings.Join(tail, "\n  "))
+	}
+	if why := full(s.dir); why != "" {
+		p.Err = fmt.Errorf("%w; %s", p.Err, why)
+		p.Hint = "make room there, or choose another place with --dir"
 	}
 	s.fail(p, fmt.Sprintf("the daemon of %s does not start", member))
 }
