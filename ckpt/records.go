@@ -143,6 +143,29 @@ type Found struct {
 // the state, and every data object is there with the right size. It reads no data; Checkpoint.VerifyAll does. Without any,
 // the error is ErrNoCheckpoint.
 func Latest(ctx context.Context, s Store, job string) (Found, error) {
+	return latest(ctx, s, job, func(Record) error { return nil })
+}
+
+// LatestSound is Latest that also passes over what the last recorded verification found damaged, see RecordVerified.
+func LatestSound(ctx context.Context, s Store, job string) (Found, error) {
+	if err := validJob(job); err != nil {
+		return Found{}, err
+	}
+	m := &Marks{Verified: map[uint64]*Mark{}}
+	if err := m.read(ctx, s, job, VerifiedMark, ""); err != nil {
+		return Found{}, fmt.Errorf("look for the newest checkpoint of %s: %w", job, err)
+	}
+	return latest(ctx, s, job, func(r Record) error {
+		v := m.Verified[r.Number]
+		if v == nil || v.OK || v.SHA256 != "" && v.SHA256 != r.SHA256 {
+			return nil
+		}
+		return fmt.Errorf("a verification (level %s) recorded it as damaged; phalanx ckpt verify --record %d looks again: %w", v.Level, r.Commit.Step, ErrCorrupt)
+	})
+}
+
+// latest is Latest of the records that refuse lets pass.
+func latest(ctx context.Context, s Store, job string, refuse func(Record) error) (Found, error) {
 	if err := validJob(job); err != nil {
 		return Found{}, err
 	}
@@ -171,7 +194,11 @@ func Latest(ctx context.Context, s Store, job string) (Found, error) {
 		if r.Commit == nil {
 			continue
 		}
-		if err := restorable(ctx, s, r.Commit); err != nil {
+		err = refuse(r)
+		if err == nil {
+			err = restorable(ctx, s, r.Commit)
+		}
+		if err != nil {
 			if ctx.Err() != nil {
 				return f, fmt.Errorf("look for the newest checkpoint of %s: %w", job, ctx.Err())
 			}

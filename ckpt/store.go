@@ -80,7 +80,7 @@ type Info struct {
 
 // Capabilities says what a store can do. Publishing needs ConditionalCreate to be fenced by the store itself.
 type Capabilities struct {
-	// Name is the kind of the store and its place, for messages.
+	// Name is the URL of the store, by which it can be opened again; it holds no secret.
 	Name string `json:"name"`
 	// Untried: what follows of conditions and checksums is not known, because nothing was written yet; it reads as absent.
 	Untried bool `json:"untried,omitempty"`

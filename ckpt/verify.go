@@ -124,12 +124,31 @@ func (cp *Checkpoint) VerifyAll(ctx context.Context, progress func(Progress)) (R
 	}
 	err := <-ended
 	if err == nil {
+		err = cp.verifyObjects(ctx, &r)
+	}
+	if err == nil {
 		err = cp.verifyMetadata(ctx, &r)
 	}
 	if err != nil {
 		return r, fmt.Errorf("verify checkpoint %d of %s: %w", cp.Commit.Number, cp.Commit.Job, err)
 	}
 	return r, nil
+}
+
+// verifyObjects compares what the store says of the objects with their parts: bytes behind the last chunk belong to none.
+// Objects with a damaged chunk are known already.
+func (cp *Checkpoint) verifyObjects(ctx context.Context, r *Report) error {
+	known := map[string]bool{}
+	for _, d := range r.Damage {
+		known[d.Object] = true
+	}
+	heads, err := cp.VerifyHeads(ctx, nil)
+	for _, d := range heads.Damage {
+		if !known[d.Object] {
+			r.Damage = append(r.Damage, d)
+		}
+	}
+	return err
 }
 
 // verifyMetadata reads PyTorch's index, where the checkpoint has one.

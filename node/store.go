@@ -34,7 +34,7 @@ func StoreProblem(err error) error {
 		p.Code, p.Hint = CodeAuth, "the variables and files that are read are in docs/stores.md"
 	case errors.Is(err, s3.ErrNoBucket), errors.Is(err, ckpt.ErrNotFound):
 		p.Code, p.Hint = CodeNotFound, "name it with --store, or the job's directory with --dir"
-	case errors.Is(err, context.DeadlineExceeded):
+	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, ckpt.ErrUnavailable): // slow, or nobody there
 		p.Code, p.Hint = CodeTimeout, "see whether the store answers: phalanx store probe URL"
 	}
 	return p

@@ -50,6 +50,7 @@ type copier struct {
 	total    int64
 	done     atomic.Int64
 	progress func(done, total int64)
+	complete bool // everything must be there already: what is at the target is whole, or something else
 
 	objects, present atomic.Int64
 	bytes            atomic.Int64
@@ -152,53 +153,94 @@ func commitSum(b []byte) string {
 	return hex.EncodeToString(sum[:])
 }
 
+// ErrUnmarked: nothing would tell a copy that was interrupted from a whole one.
+var ErrUnmarked = errors.New("nothing tells a part of these files from all of them")
+
 // Folder copies the files of a checkpoint of another format as they are into a folder of a store, the file by which it is found
-// last; one that is a file becomes the file of that key. The source is read once for checksums and once more to be sent.
+// last; one that is a file becomes the file of that key. Files without an index are copied into a folder beside, named with
+// .partial at its end, that gets its name when all of them are there; a store that cannot rename takes them only when their names
+// say how many there are, and fails with ErrUnmarked otherwise. The source is read once for checksums and once more to be sent.
 func Folder(ctx context.Context, v *view.View, to ckpt.Store, prefix string, progress func(done, total int64)) (Copied, error) {
-	if prefix = strings.Trim(prefix, "/"); prefix != "" {
-		prefix += "/"
-	}
+	prefix = strings.Trim(prefix, "/")
 	c := &copier{from: v.Files(), to: to, progress: progress}
+	names, index := v.Names(), v.Index()
+	folder, rename, err := c.staging(ctx, v, prefix)
+	if err != nil {
+		return Copied{}, err
+	}
 	var objects, last []object
-	for _, name := range append(filesOf(v), indexOf(v)...) {
+	for _, name := range append(names, index) {
+		if name == "" {
+			continue
+		}
 		size, err := v.Files().Size(ctx, name)
 		if err != nil {
 			return Copied{}, err
 		}
-		o := object{from: name, to: prefix + name, size: size}
+		o := object{from: name, to: strings.TrimPrefix(folder+"/"+name, "/"), size: size}
 		if v.File != "" {
-			o.to = strings.TrimSuffix(prefix, "/")
+			o.to = prefix
 		}
 		if err := ckpt.ValidKey(o.to); err != nil {
 			return Copied{}, fmt.Errorf("%w; give it another name, or write it as another format with phalanx ckpt convert", err)
 		}
-		if slices.Contains(indexOf(v), name) {
+		if name == index {
 			last = append(last, o)
 		} else {
 			objects = append(objects, o)
 		}
 	}
-	err := c.all(ctx, objects)
-	if err == nil {
+	if err = c.all(ctx, objects); err == nil {
 		err = c.all(ctx, last)
+	}
+	if err == nil && rename != nil {
+		err = rename(folder, prefix)
 	}
 	return c.sum(1), err
 }
 
-// indexOf is the file by which a checkpoint is found, if it has one.
-func indexOf(v *view.View) []string {
-	switch v.Format {
-	case view.DCP:
-		return []string{ckpt.MetadataName}
-	case view.Raw:
-		return []string{view.RawIndexName}
-	case view.Safetensors:
-		if len(filesOf(v)) > 1 {
-			return []string{safetensors.IndexName}
-		}
-	case view.Phalanx, view.Torch:
+// staging decides into which folder files go at first, and how it gets its name; rename is nil when it has it already.
+func (c *copier) staging(ctx context.Context, v *view.View, prefix string) (folder string, rename func(from, to string) error, err error) {
+	names := v.Names()
+	counted := safetensors.Counted(names)
+	if v.Format != view.Safetensors || len(names) < 2 || counted && v.Index() != "" {
+		return prefix, nil, nil
 	}
-	return nil
+	if r := renamer(c.to); r != nil && prefix != "" {
+		page, err := c.to.List(ctx, prefix+"/", "", 1)
+		if err != nil {
+			return "", nil, err
+		}
+		if len(page) > 0 { // an earlier copy, or something else
+			c.complete = true
+			return prefix, nil, nil
+		}
+		return prefix + ".partial", r.RenameFolder, nil
+	}
+	if counted {
+		return prefix, nil, nil
+	}
+	return "", nil, fmt.Errorf("%s has %d files whose names do not say how many there are: %w", v.Place, len(names), ErrUnmarked)
+}
+
+// folderRenamer is a store whose folders can get other names at once.
+type folderRenamer interface {
+	// RenameFolder fails when something is at to.
+	RenameFolder(from, to string) error
+}
+
+// renamer finds what renames folders below the decorators of a store, nil when nothing does.
+func renamer(s ckpt.Store) folderRenamer {
+	for {
+		if r, ok := s.(folderRenamer); ok {
+			return r
+		}
+		w, ok := s.(interface{ Unwrap() ckpt.Store })
+		if !ok {
+			return nil
+		}
+		s = w.Unwrap()
+	}
 }
 
 func (c *copier) sum(checkpoints int) Copied {
@@ -249,6 +291,9 @@ func (c *copier) one(ctx context.Context, o object) error {
 	if there {
 		c.present.Add(1)
 		return nil
+	}
+	if c.complete {
+		return fmt.Errorf("%s is missing in what is there already, which is no copy of the source: %w", o.to, ErrOther)
 	}
 	err = c.to.PutIfAbsent(ctx, o.to, ckpt.Body{ReaderAt: view.ReaderAt(ctx, c.from, o.from, 0, o.size), Size: o.size, CRC64NVME: o.crc})
 	if errors.Is(err, ckpt.ErrExists) || errors.Is(err, ckpt.ErrConflict) { // an earlier try may have made it

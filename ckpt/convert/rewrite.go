@@ -50,7 +50,7 @@ func rewrite(ctx context.Context, v *view.View, to Target, progress func(done, t
 	if err != nil {
 		return r, err
 	}
-	names := filesOf(v)
+	names := v.Names()
 	r.Files = len(names)
 	for _, o := range v.Objects {
 		r.Copied = append(r.Copied, o.Name)
@@ -62,21 +62,6 @@ func rewrite(ctx context.Context, v *view.View, to Target, progress func(done, t
 		return r, err
 	}
 	return r, verifyCopy(ctx, v, to)
-}
-
-// filesOf lists the objects that tensors and other values are in.
-func filesOf(v *view.View) []string {
-	var names []string
-	for i := range v.Tensors {
-		for _, s := range v.Tensors[i].Shards {
-			names = append(names, s.Object)
-		}
-	}
-	for _, o := range v.Objects {
-		names = append(names, o.Object)
-	}
-	slices.Sort(names)
-	return slices.Compact(names)
 }
 
 // copyPart is how much of a file is in memory while it is copied.

@@ -109,7 +109,9 @@ func newWriter(v *view.View, items []Item, to Target, o Options) (*writer, error
 		}
 		written, aliases := tied(v, items, o.Tie)
 		w.aliases = aliases
-		w.arrangement, err = arrangeSafetensors(items, written, aliases, w.metadata(), o.ShardBytes, o.Name)
+		if w.arrangement, err = arrangeSafetensors(items, written, aliases, w.metadata(), o.ShardBytes, o.Name); err != nil {
+			err = fmt.Errorf("%w: %w", ErrFormat, err)
+		}
 	default:
 		err = fmt.Errorf("%q: %w", o.To, ErrFormat)
 	}

@@ -54,14 +54,17 @@ type Item struct {
 // ErrClash: two tensors would have one name.
 var ErrClash = errors.New("two tensors have one name")
 
+// ErrName: a tensor would have a name that none can have.
+var ErrName = errors.New("a tensor needs a name")
+
 // Select lists what a selection takes, in the order of the source.
 func Select(v *view.View, s Selection) ([]Item, error) {
 	match, err := view.AnyGlob(s.Only)
 	if err != nil {
 		return nil, err
 	}
-	if s.DType != "" && !floating(s.DType) {
-		return nil, fmt.Errorf("dtype %.40q: tensors are cast to floating-point types only: %s", s.DType, strings.Join(floats, ", "))
+	if err := CheckCast(s.DType); err != nil {
+		return nil, err
 	}
 	var items []Item
 	from := map[string]string{}
@@ -76,6 +79,9 @@ func Select(v *view.View, s Selection) ([]Item, error) {
 			return nil, fmt.Errorf("%.80q and %.80q would both be %.80q: %w", other, t.Name, info.Name, ErrClash)
 		}
 		from[info.Name] = t.Name
+		if info.Name == "" && t.Name != "" {
+			return nil, fmt.Errorf("%.80q would get the name \"\": %w", t.Name, ErrName)
+		}
 		if t.DType == "" {
 			return nil, fmt.Errorf("tensor %.80q: dtype %.40q cannot be converted; leave it out with --only: %w", t.Name, t.DTypeName, ckpt.ErrFormat)
 		}
@@ -87,7 +93,10 @@ func Select(v *view.View, s Selection) ([]Item, error) {
 	if len(items) == 0 {
 		return nil, fmt.Errorf("no tensor of %s is selected: %w", v.Place, ckpt.ErrNotFound)
 	}
-	return items, ckpt.CheckLayout(Layout(items))
+	if err := ckpt.CheckLayout(Layout(items)); err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrFormat, err)
+	}
+	return items, nil
 }
 
 func (s Selection) rename(name string) string {
@@ -108,6 +117,14 @@ func (s Selection) rename(name string) string {
 
 // floats are the dtypes between which tensors are cast.
 var floats = []string{"f64", "f32", "f16", "bf16", "f8_e4m3fn", "f8_e5m2", "f8_e4m3fnuz", "f8_e5m2fnuz"}
+
+// CheckCast says why tensors are not cast to a dtype; "" is none.
+func CheckCast(dtype string) error {
+	if dtype != "" && !floating(dtype) {
+		return fmt.Errorf("dtype %.40q: tensors are cast to floating-point types only: %s", dtype, strings.Join(floats, ", "))
+	}
+	return nil
+}
 
 func floating(dtype string) bool {
 	for _, f := range floats {

@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/minio/crc64nvme"
@@ -45,6 +46,9 @@ func NewFolder(path string) (Target, error) {
 	path, err := filepath.Abs(path)
 	if err != nil {
 		return nil, err
+	}
+	if info, err := os.Lstat(path); err == nil && info.Mode()&os.ModeSymlink != 0 { // a folder cannot take its name
+		return nil, fmt.Errorf("%s is a symbolic link: %w; name what it leads to", path, ErrOccupied)
 	}
 	switch entries, err := os.ReadDir(path); {
 	case err == nil && len(entries) > 0:
@@ -82,6 +86,9 @@ func (f *folder) Commit(context.Context) error {
 		return err
 	}
 	if err := os.Rename(f.partial, f.path); err != nil {
+		if errors.Is(err, os.ErrExist) || errors.Is(err, syscall.ENOTDIR) { // made since, as by another conversion
+			return fmt.Errorf("folder %s: %w", f.path, ErrOccupied)
+		}
 		return err
 	}
 	return syncFolder(filepath.Dir(f.path))
@@ -236,8 +243,12 @@ func (s *spool) Close(ctx context.Context) error {
 	if _, err := io.Copy(h, io.NewSectionReader(s.File, 0, s.size)); err != nil {
 		return err
 	}
+	err := s.to.store.PutIfAbsent(ctx, s.key, ckpt.Body{ReaderAt: s.File, Size: s.size, CRC64NVME: ckpt.CRC(h.Sum64())})
+	if errors.Is(err, ckpt.ErrExists) { // another's: what Abort deletes is this one's alone
+		return fmt.Errorf("%s: %w", s.key, ErrOccupied)
+	}
 	s.to.sent = append(s.to.sent, s.key)
-	return s.to.store.PutIfAbsent(ctx, s.key, ckpt.Body{ReaderAt: s.File, Size: s.size, CRC64NVME: ckpt.CRC(h.Sum64())})
+	return err
 }
 
 func (s *spool) Discard() error { return s.File.Close() }

@@ -22,6 +22,7 @@ import (
 type Store struct {
 	root     string
 	readOnly bool
+	madeTemp bool // by New
 }
 
 var (
@@ -44,7 +45,12 @@ func New(root string) (*Store, error) {
 		return nil, fmt.Errorf("fs: open %s: %w", root, err)
 	}
 	s := &Store{root: root}
-	if err := os.MkdirAll(filepath.Join(root, tempDir), 0o777); err != nil {
+	err = os.MkdirAll(root, 0o777)
+	if err == nil {
+		err = os.Mkdir(filepath.Join(root, tempDir), 0o777)
+		s.madeTemp = err == nil
+	}
+	if err != nil && !errors.Is(err, iofs.ErrExist) {
 		if errors.Is(err, unix.ENOTDIR) {
 			return nil, fmt.Errorf("fs: open %s: %w: part of the path is a file", root, unix.ENOTDIR)
 		}
@@ -146,7 +152,13 @@ func held(path string) bool {
 
 // createTemp makes a file that is locked until it is closed.
 func (s *Store) createTemp() (*os.File, error) {
-	f, err := os.CreateTemp(filepath.Join(s.root, tempDir), "put-*")
+	dir := filepath.Join(s.root, tempDir)
+	f, err := os.CreateTemp(dir, "put-*")
+	for tries := 0; errors.Is(err, iofs.ErrNotExist) && tries < 16; tries++ { // another process has tidied up
+		if err = os.MkdirAll(dir, 0o777); err == nil { //nolint:gosec // the user's umask decides
+			f, err = os.CreateTemp(dir, "put-*")
+		}
+	}
 	if err != nil {
 		return nil, err
 	}

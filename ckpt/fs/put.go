@@ -204,3 +204,39 @@ func (s *Store) lock(ctx context.Context) (unlock func(), err error) {
 		}
 	}
 }
+
+// RenameFolder gives a folder another name, durably. It fails with ckpt.ErrExists when something is at to, an empty folder apart.
+func (s *Store) RenameFolder(from, to string) error {
+	source, err := s.path(from)
+	if err != nil {
+		return fmt.Errorf("fs: rename %s: %w", from, err)
+	}
+	target, err := s.path(to)
+	if err != nil {
+		return fmt.Errorf("fs: rename %s to %s: %w", from, to, err)
+	}
+	if s.readOnly {
+		return fmt.Errorf("fs: rename %s: %w", from, ckpt.ErrReadOnly)
+	}
+	err = os.Rename(source, target)
+	if errors.Is(err, iofs.ErrExist) || errors.Is(err, unix.ENOTEMPTY) || errors.Is(err, unix.ENOTDIR) {
+		return fmt.Errorf("fs: rename %s: %s: %w", from, to, ckpt.ErrExists)
+	}
+	if err != nil {
+		return s.explain("rename", source, err)
+	}
+	for _, dir := range []string{filepath.Dir(source), filepath.Dir(target)} {
+		if err := s.syncDir(dir); err != nil {
+			return s.explain("rename", dir, err)
+		}
+	}
+	return nil
+}
+
+// Tidy removes the folder of temporary files if New made it and no writer has one in it: for a directory that is no store of its
+// own, only the place where something was put. The next write makes the folder again.
+func (s *Store) Tidy() {
+	if s.madeTemp {
+		_ = os.Remove(filepath.Join(s.root, tempDir)) // fails when it is not empty
+	}
+}

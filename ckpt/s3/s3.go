@@ -115,7 +115,7 @@ func (s *Store) Close() {
 
 // Capabilities implements ckpt.Store. Before Probe nothing is known to be kept.
 func (s *Store) Capabilities() ckpt.Capabilities {
-	c := ckpt.Capabilities{Name: s.place(), Untried: true, Durable: true, MaxObjectBytes: MaxObjectBytes}
+	c := ckpt.Capabilities{Name: s.cfg.String(), Untried: true, Durable: true, MaxObjectBytes: MaxObjectBytes}
 	if t := s.tried.Load(); t != nil {
 		c.Untried = false
 		c.ConditionalCreate, c.ConditionalReplace, c.KeepsChecksum = t.create, t.replace, t.keeps

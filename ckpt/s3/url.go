@@ -188,7 +188,7 @@ func (c Config) String() string {
 	set("path-style", map[Choice]string{Yes: "1", No: "0"}[c.PathStyle], c.PathStyle == Auto)
 	set("profile", c.Profile, c.Profile == "")
 	set("iam", "1", !c.IAM)
-	set("concurrency", strconv.Itoa(c.Concurrency), c.Concurrency == defaultConcurrency)
+	set("concurrency", strconv.Itoa(c.Concurrency), c.Concurrency == defaultConcurrency || c.Concurrency == 0)
 	set("bytes-per-second", strconv.FormatInt(c.BytesPerSecond, 10), c.BytesPerSecond == 0)
 	text := "s3://" + c.Bucket
 	if c.Prefix != "" {

@@ -50,7 +50,7 @@ type Set struct {
 }
 
 // OpenFolder reads the headers of all files of a model and puts its tensors together, see "Folders" in the package comment.
-// It fails with ErrDamaged for a file that is missing or broken, a tensor that is not where the index says, one that two files
+// It fails with ErrIncomplete when the names of files say, without an index, that there are more of them, and with ErrDamaged for a file that is missing or broken, a tensor that is not where the index says, one that two files
 // hold, and boxes that leave a part of a tensor out or have it twice.
 func OpenFolder(ctx context.Context, folder Folder) (*Set, error) {
 	sizes, err := folder.Files(ctx)
@@ -74,6 +74,9 @@ func OpenFolder(ctx context.Context, folder Folder) (*Set, error) {
 		}
 		if len(names) == 0 {
 			return nil, fmt.Errorf("%w: the folder has neither %s nor a file %s", ErrDamaged, IndexName, "*"+Suffix)
+		}
+		if err := complete(names); err != nil {
+			return nil, err
 		}
 	}
 	for _, name := range names {

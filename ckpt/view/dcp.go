@@ -27,7 +27,7 @@ func openDCP(ctx context.Context, f Files) (*View, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%s/%s: %w", f.Place(), dcp.MetadataName, damagedFormat(err))
 	}
-	v := &View{Format: DCP, Place: f.Place(), files: f, Paths: m.Paths, Metadata: map[string]string{}}
+	v := &View{Format: DCP, Place: f.Place(), files: f, index: dcp.MetadataName, Paths: m.Paths, Metadata: map[string]string{}}
 	if m.Version != "" {
 		v.Metadata["version"] = m.Version
 	}

@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 
 	"golang.org/x/sys/unix"
 
@@ -24,6 +25,8 @@ type Files interface {
 	Place() string
 	// Size is the size of an object; ckpt.ErrNotFound when there is none of that name.
 	Size(ctx context.Context, name string) (int64, error)
+	// Identity is a text that changes when the object is written again or replaced; ckpt.ErrNotFound when there is none of that name.
+	Identity(ctx context.Context, name string) (string, error)
 	// Read fills p with the bytes from offset off. An object that ends before p is full is damaged: ckpt.ErrCorrupt.
 	Read(ctx context.Context, name string, off int64, p []byte) error
 	// List gives at most limit names and sizes in ascending order, those of folders below too.
@@ -50,20 +53,45 @@ func (d directory) file(name string) (string, error) {
 }
 
 func (d directory) Size(_ context.Context, name string) (int64, error) {
-	path, err := d.file(name)
+	info, err := d.stat(name)
 	if err != nil {
 		return 0, err
+	}
+	return info.Size(), nil
+}
+
+// Identity is made of the inode, both its times and the size: a tool that sets the time of modification back cannot set that of
+// the change.
+func (d directory) Identity(_ context.Context, name string) (string, error) {
+	info, err := d.stat(name)
+	if err != nil {
+		return "", err
+	}
+	id := fmt.Sprintf("size=%d mtime=%d", info.Size(), info.ModTime().UnixNano())
+	if sys, ok := info.Sys().(*syscall.Stat_t); ok {
+		id += fmt.Sprintf(" ctime=%d.%09d inode=%d", sys.Ctim.Sec, sys.Ctim.Nsec, sys.Ino)
+	}
+	return id, nil
+}
+
+// stat looks at a regular file: what else lies there is none.
+func (d directory) stat(name string) (fs.FileInfo, error) {
+	path, err := d.file(name)
+	if err != nil {
+		return nil, err
 	}
 	info, err := os.Stat(path)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return 0, fmt.Errorf("%s: %w", path, ckpt.ErrNotFound)
+		return nil, fmt.Errorf("%s: %w", path, ckpt.ErrNotFound)
 	case err != nil:
-		return 0, err
+		return nil, err
 	case info.IsDir():
-		return 0, fmt.Errorf("%s is a folder: %w", path, ckpt.ErrNotFound)
+		return nil, fmt.Errorf("%s is a folder: %w", path, ckpt.ErrNotFound)
+	case !info.Mode().IsRegular():
+		return nil, fmt.Errorf("%s is no regular file: %w", path, ckpt.ErrNotFound)
 	}
-	return info.Size(), nil
+	return info, nil
 }
 
 func (d directory) Read(ctx context.Context, name string, off int64, p []byte) error {
@@ -82,6 +110,11 @@ func (d directory) Read(ctx context.Context, name string, off int64, p []byte) e
 		return err
 	}
 	defer f.Close() // only read
+	if info, err := f.Stat(); err != nil {
+		return err
+	} else if !info.Mode().IsRegular() {
+		return fmt.Errorf("%s is no regular file: %w", path, ckpt.ErrNotFound)
+	}
 	n, err := f.ReadAt(p, off)
 	if errors.Is(err, io.EOF) {
 		if n == len(p) {
@@ -143,7 +176,7 @@ func (p prefixed) Place() string {
 	if p.place != "" {
 		return p.place
 	}
-	return strings.TrimSuffix(p.store.Capabilities().Name, "/") + "/" + strings.TrimSuffix(p.prefix, "/")
+	return Join(p.store.Capabilities().Name, strings.TrimSuffix(p.prefix, "/"))
 }
 
 func (p prefixed) Gap() int64 { return 256 << 10 }
@@ -151,6 +184,18 @@ func (p prefixed) Gap() int64 { return 256 << 10 }
 func (p prefixed) Size(ctx context.Context, name string) (int64, error) {
 	info, err := p.store.Stat(ctx, p.prefix+name)
 	return info.Size, err
+}
+
+func (p prefixed) Identity(ctx context.Context, name string) (string, error) {
+	info, err := p.store.Stat(ctx, p.prefix+name)
+	if err != nil {
+		return "", err
+	}
+	id := fmt.Sprintf("size=%d etag=%s", info.Size, info.ETag)
+	if info.HasCRC {
+		id += " crc64nvme=" + info.CRC64NVME.String()
+	}
+	return id, nil
 }
 
 func (p prefixed) Read(ctx context.Context, name string, off int64, b []byte) error {

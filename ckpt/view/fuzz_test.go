@@ -139,9 +139,12 @@ func FuzzJournal(f *testing.F) {
 	f.Add([]byte(`{"place":"/a","object":"x","ok":true}` + "\n" + `{"place":"/a","object":"x","ok":false}` + "\n"))
 	f.Add([]byte("notes\n"))
 	f.Fuzz(func(t *testing.T, b []byte) {
-		good, err := readJournal(bytes.NewReader(b))
+		good, end, err := readJournal(bytes.NewReader(b))
 		if err != nil {
 			return
+		}
+		if end > int64(len(b)) || end > 0 && b[end-1] != '\n' {
+			t.Fatalf("the last whole line of %d bytes ends at %d", len(b), end)
 		}
 		if len(good) > bytes.Count(b, []byte("\n")) {
 			t.Fatalf("%d good chunks in %d lines", len(good), bytes.Count(b, []byte("\n")))

@@ -43,6 +43,13 @@ func (m *memory) Size(_ context.Context, name string) (int64, error) {
 	return int64(len(p)), nil
 }
 
+func (m *memory) Identity(ctx context.Context, name string) (string, error) {
+	if _, err := m.Size(ctx, name); err != nil {
+		return "", err
+	}
+	return ckpt.Checksum(m.files[name]).String(), nil
+}
+
 func (m *memory) Read(_ context.Context, name string, off int64, p []byte) error {
 	content, ok := m.files[name]
 	if !ok {

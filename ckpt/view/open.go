@@ -20,6 +20,8 @@ var ErrUnpublished = errors.New("written and not published")
 
 // Options say what Open may take.
 type Options struct {
+	// Sound passes over the newest checkpoints of a job that a verification recorded as damaged.
+	Sound bool
 	// Unpublished opens an attempt that was not published, if all of it is there.
 	Unpublished bool
 }
@@ -108,6 +110,15 @@ func Split(place string) (parent, base string) {
 	return scheme + rest[:at] + query, rest[at+1:]
 }
 
+// Join is the path or URL of what is below a place: Split takes it apart again.
+func Join(place, below string) string {
+	query := ""
+	if at := strings.IndexByte(place, '?'); at >= 0 && strings.Contains(place, "://") {
+		place, query = place[:at], place[at:]
+	}
+	return strings.TrimSuffix(place, "/") + "/" + below + query
+}
+
 // openJob opens a folder of a store that jobs write into: of an attempt, or the job's own. Both results are nil when the place
 // is neither.
 func openJob(ctx context.Context, place string, open OpenStore, o Options) (*View, error) {
@@ -124,7 +135,11 @@ func openJob(ctx context.Context, place string, open OpenStore, o Options) (*Vie
 	if s == nil || err != nil {
 		return nil, err
 	}
-	latest, err := ckpt.Latest(ctx, s, job)
+	newest := ckpt.Latest
+	if o.Sound {
+		newest = ckpt.LatestSound
+	}
+	latest, err := newest(ctx, s, job)
 	if err != nil {
 		if len(latest.Problems) > 0 {
 			return nil, fmt.Errorf("%w: %w", err, latest.Problems[0])
@@ -281,5 +296,5 @@ func openFile(ctx context.Context, f Files, name string) (*View, error) {
 	if len(head) > 8 && head[8] == '{' && head[7] == 0 && head[6] == 0 { // a length, and the JSON that it is of
 		return openSafetensorsFile(ctx, f, name)
 	}
-	return nil, &UnknownError{Place: f.Place() + "/" + name, Looks: fileLooks(head)}
+	return nil, &UnknownError{Place: Join(f.Place(), name), Looks: fileLooks(head)}
 }

@@ -88,17 +88,33 @@ func (v *View) CheckCover() error {
 				return fmt.Errorf("tensor %.80q: %w: %w", t.Name, err, ckpt.ErrCorrupt)
 			}
 			held += s.Elements()
-			for _, o := range touching(t.Shards, s.Box) {
-				if o != k {
-					return fmt.Errorf("tensor %.80q: the shards at %v and %v share elements: %w", t.Name, s.Offset, t.Shards[o].Offset, ckpt.ErrCorrupt)
-				}
-			}
+		}
+		if a, b, found := sharing(t.Shards); found {
+			return fmt.Errorf("tensor %.80q: the shards at %v and %v share elements: %w", t.Name, a.Offset, b.Offset, ckpt.ErrCorrupt)
 		}
 		if want := Whole(t.Shape); held != want.Elements() {
 			return fmt.Errorf("tensor %.80q: its shards hold %d of %d elements: %w", t.Name, held, want.Elements(), ckpt.ErrIncomplete)
 		}
 	}
 	return nil
+}
+
+// sharing finds two shards with a common element.
+func sharing(shards []Shard) (a, b *Shard, found bool) {
+	tree := newBoxTree(len(shards), func(i int) *Box { return &shards[i].Box })
+	for _, k := range tree.order {
+		other := -1
+		tree.each(&shards[k].Box, func(i int) bool {
+			if i != k {
+				other = i
+			}
+			return other < 0
+		})
+		if other >= 0 {
+			return &shards[k], &shards[other], true
+		}
+	}
+	return nil, nil, false
 }
 
 // byName orders tensors by name.

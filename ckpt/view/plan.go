@@ -108,39 +108,6 @@ func (v *View) strategyFor(s *Shard, elem int64, inOrder bool) strategy {
 	return earlier
 }
 
-// touching returns the places of the shards that a box meets. The shards are in ascending order of their offsets.
-func touching(shards []Shard, box Box) []int {
-	if box.Elements() == 0 {
-		return nil
-	}
-	first, end := 0, len(shards)
-	if len(box.Offset) > 0 { // narrow down by the outermost dimension
-		rows := 0
-		for i := range shards {
-			rows = max(rows, shards[i].Shape[0])
-		}
-		byRow := func(s Shard, row int) int { return cmp.Compare(s.Offset[0], row) }
-		first, _ = slices.BinarySearchFunc(shards, box.Offset[0]-rows+1, byRow)
-		end, _ = slices.BinarySearchFunc(shards, box.Offset[0]+box.Shape[0], byRow)
-	}
-	var met []int
-	for i := first; i < end; i++ {
-		if s := &shards[i]; s.Elements() > 0 && overlaps(s.Box, box) {
-			met = append(met, i)
-		}
-	}
-	return met
-}
-
-func overlaps(a, b Box) bool {
-	for d := range a.Offset {
-		if a.Offset[d] >= b.Offset[d]+b.Shape[d] || b.Offset[d] >= a.Offset[d]+a.Shape[d] {
-			return false
-		}
-	}
-	return true
-}
-
 // sources finds the shards of a piece and where in them its elements are.
 func (v *View) sources(ctx context.Context, p *piece) ([]source, error) {
 	t := &v.Tensors[p.tensor]
@@ -153,7 +120,7 @@ func (v *View) sources(ctx context.Context, p *piece) ([]source, error) {
 	}
 	var out []source
 	covered := int64(0)
-	for _, i := range touching(t.Shards, p.box) {
+	for _, i := range v.touching(p.tensor, p.box) {
 		s, err := v.located(ctx, p.tensor, i)
 		if err != nil {
 			return nil, err
@@ -275,7 +242,7 @@ func (v *View) StreamCost(ctx context.Context, tensors []int) (Cost, error) {
 		cost.Needed += t.Bytes()
 		pl := planner{gap: v.files.Gap(), most: v.limit().fetch}
 		for _, p := range v.pieces(i) {
-			for _, k := range touching(t.Shards, p.box) {
+			for _, k := range v.touching(p.tensor, p.box) {
 				s := t.Shards[k]
 				elem := int64(phalanx.DTypeSize(t.DType))
 				if s.Record { // as if its elements filled it

@@ -109,7 +109,7 @@ func openRaw(ctx context.Context, f Files) (*View, error) {
 	if err != nil {
 		return nil, err
 	}
-	v := &View{Format: Raw, Place: f.Place(), files: f}
+	v := &View{Format: Raw, Place: f.Place(), files: f, index: RawIndexName}
 	for _, t := range x.Tensors {
 		shape := t.Shape
 		if shape == nil {

@@ -260,7 +260,7 @@ func (v *View) locateAll(ctx context.Context, pieces []piece) error {
 		if p.box.Check(t.Shape) != nil {
 			continue // sources says so
 		}
-		for _, i := range touching(t.Shards, p.box) {
+		for _, i := range v.touching(p.tensor, p.box) {
 			if t.Shards[i].Record {
 				group.Go(func() error {
 					_, err := v.located(gctx, p.tensor, i)

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
@@ -38,7 +39,10 @@ func openSafetensorsFolder(ctx context.Context, f Files, list []ckpt.Info) (*Vie
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", f.Place(), safetensorsError(err))
 	}
-	v := &View{Format: Safetensors, Place: f.Place(), files: f}
+	v := &View{Format: Safetensors, Place: f.Place(), files: f, names: slices.Sorted(maps.Keys(set.Files))}
+	if set.Indexed {
+		v.index = safetensors.IndexName
+	}
 	for _, w := range set.Tensors {
 		t := Tensor{Name: w.Name, DType: w.DType, DTypeName: w.DTypeName, Shape: w.Shape}
 		for _, p := range w.Pieces {
@@ -71,6 +75,9 @@ func (v *View) addAliases(file *safetensors.File) {
 
 // safetensorsError marks errors for callers that branch.
 func safetensorsError(err error) error {
+	if errors.Is(err, safetensors.ErrIncomplete) {
+		return fmt.Errorf("%w: %w", err, ckpt.ErrIncomplete)
+	}
 	if errors.Is(err, safetensors.ErrDamaged) {
 		return fmt.Errorf("%w: %w", err, ckpt.ErrCorrupt)
 	}

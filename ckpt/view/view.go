@@ -55,9 +55,12 @@ type View struct {
 	Store *ckpt.Capabilities
 
 	files  Files
+	names  []string              // data files beside those that shards and objects name
+	index  string                // the file by which the others are found, "" for none
 	limits limits                // the zero value: the usual ones
 	mu     sync.Mutex            // guards what follows; never held over I/O
 	found  map[[2]int]Shard      // records whose payload was located, by tensor and shard
+	trees  map[int]*boxTree      // of tensors whose shards were looked for
 	whole  map[storedRange]error // stored ranges that were read through for their checksum
 }
 
@@ -221,6 +224,27 @@ func (v *View) Tensor(name string) int {
 		}
 	}
 	return -1
+}
+
+// Index is the name of the file by which a checkpoint of several files is found and which is written last; "" when it has none.
+func (v *View) Index() string { return v.index }
+
+// Names lists the files that hold the content, in order and without the index; those without any tensor are among them.
+func (v *View) Names() []string {
+	if v.File != "" {
+		return []string{v.File}
+	}
+	names := slices.Clone(v.names)
+	for i := range v.Tensors {
+		for k := range v.Tensors[i].Shards {
+			names = append(names, v.Tensors[i].Shards[k].Object)
+		}
+	}
+	for _, o := range v.Objects {
+		names = append(names, o.Object)
+	}
+	slices.Sort(names)
+	return slices.Compact(names)
 }
 
 // Files reads the objects of the view by the names that shards have.

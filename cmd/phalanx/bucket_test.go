@@ -5,6 +5,9 @@ package main
 import (
 	"bytes"
 	"context"
+	"encoding/binary"
+	"encoding/json"
+	"os"
 	"path/filepath"
 	"regexp"
 	"testing"
@@ -52,6 +55,7 @@ func testVerbsIn(t *testing.T, at func(string) string) {
 		{0, `9 tensors`, []string{"convert", at("model"), at("one"), "--to", "safetensors"}},
 		{0, `safetensors: 9 tensors`, []string{"inspect", at("one/model.safetensors")}},
 		{0, ` 0 differ, .* by reading`, []string{"diff", at("model"), "../../ckpt/dcp/testdata/dcp-2.15/d2", "--keys", "m.*"}},
+		{2, `would look whole`, []string{"copy", unmarked(t), at("unmarked")}},
 		{3, `holds nothing`, []string{"inspect", at("nowhere")}},
 		{8, `in \d+ folders below it`, []string{"inspect", at("")}},
 	} {
@@ -63,6 +67,48 @@ func testVerbsIn(t *testing.T, at func(string) string) {
 		}
 		if code != c.code || !regexp.MustCompile(c.want).MatchString(said) {
 			t.Fatalf("ckpt %v: exit code %d, want %d with %s:\n%s%s", c.args, code, c.code, c.want, out.String(), errs.String())
+		}
+	}
+}
+
+// unmarked are two files of safetensors whose names do not say that they are two.
+func unmarked(t *testing.T) string {
+	dir := t.TempDir()
+	for _, name := range []string{"a", "b"} {
+		head := `{"` + name + `":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}`
+		b := append(binary.LittleEndian.AppendUint64(nil, uint64(len(head))), head...)
+		if err := os.WriteFile(filepath.Join(dir, name+".safetensors"), append(b, 7), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return dir
+}
+
+// TestPlaceInABucket: the place that answers give is one that verbs take.
+func TestPlaceInABucket(t *testing.T) {
+	server := s3test.NewServer(t, false)
+	for name, value := range server.Env(t) {
+		t.Setenv(name, value)
+	}
+	store := server.StoreURL("some/store")
+	call := func(args ...string) []byte {
+		var out, errs bytes.Buffer
+		if code := execute(context.Background(), append([]string{"ckpt"}, args...), app{&out, &errs, nil}); code != 0 {
+			t.Fatalf("ckpt %v: exit code %d\n%s%s", args, code, out.String(), errs.String())
+		}
+		return out.Bytes()
+	}
+	call("copy", "../../ckpt/testdata/golden-raw-v1/job", server.StoreURL("some/store/job"))
+	for _, ref := range []string{"latest", server.StoreURL("some/store/job"), server.StoreURL("some/store/job/step-200-g5-a2.1")} {
+		var first, again struct {
+			Place  string `json:"place"`
+			Number int    `json:"number"`
+		}
+		if err := json.Unmarshal(call("inspect", ref, "--json", "--store", store, "--job", "job"), &first); err != nil {
+			t.Fatal(err)
+		}
+		if err := json.Unmarshal(call("inspect", first.Place, "--json"), &again); err != nil || again.Number != 2 || first.Number != 2 {
+			t.Errorf("%s at %s: %v, checkpoint %d", ref, first.Place, err, again.Number)
 		}
 	}
 }

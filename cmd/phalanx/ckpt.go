@@ -5,7 +5,6 @@ package main
 import (
 	"context"
 	"errors"
-	"fmt"
 	"slices"
 
 	"github.com/spf13/cobra"
@@ -72,7 +71,7 @@ func newCkptLatest(a *app) *cobra.Command {
 			if r.asJSON {
 				return a.printJSON(f)
 			}
-			_, err = fmt.Fprintf(a.stdout, "step=%d folder=%s\n", f.Step, f.Folder)
+			_, err = say(a.stdout, "step=%d folder=%s\n", f.Step, f.Folder)
 			return err
 		},
 	}

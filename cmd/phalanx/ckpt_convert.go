@@ -111,11 +111,8 @@ func (r *convertVerb) run(c *cobra.Command, args []string) error {
 		return r.runRewrite(ctx, v, &answer)
 	}
 	items, err := convert.Select(v, r.selection)
-	if errors.Is(err, convert.ErrClash) {
-		return problem(node.CodeUsage, "rename one of them with --rename, or leave it out with --only", "%w", err)
-	}
 	if err != nil {
-		return viewError(err)
+		return convertError(err)
 	}
 	if err := r.compare(c, items, &answer); err != nil {
 		return err
@@ -141,9 +138,24 @@ func (r *convertVerb) run(c *cobra.Command, args []string) error {
 	answer.Result, err = convert.Run(ctx, v, items, target, options)
 	p.end()
 	if err != nil {
-		return viewError(err)
+		return convertError(err)
 	}
 	return r.say(&answer)
+}
+
+// convertError is viewError for what can be wrong with a selection or a target.
+func convertError(err error) error {
+	switch {
+	case errors.Is(err, convert.ErrClash):
+		return problem(node.CodeUsage, "rename one of them with --rename, or leave it out with --only", "%w", err)
+	case errors.Is(err, convert.ErrName):
+		return problem(node.CodeUsage, "rename it to something, or leave it out with --only", "%w", err)
+	case errors.Is(err, convert.ErrOccupied):
+		return problem(node.CodeUsage, "name a place where nothing is; what is there is left alone", "%w", err)
+	case errors.Is(err, convert.ErrFormat):
+		return problem(codeIncompatible, "leave tensors out with --only, rename them with --rename, or choose another format", "%w", err)
+	}
+	return viewError(err)
 }
 
 // settle reads the flags that name a format and a size.
@@ -171,6 +183,12 @@ func (r *convertVerb) settle(dst string) (view.Format, int64, error) {
 	}
 	if d := r.selection.DType; d != "" && phalanx.DTypeSize(d) == 0 {
 		return "", 0, problem(node.CodeUsage, "dtypes are "+strings.Join(phalanx.DTypes(), ", "), "--dtype %q", d)
+	}
+	if err := convert.CheckCast(r.selection.DType); err != nil {
+		return "", 0, problem(node.CodeUsage, "leave --dtype out, or give one of them", "--dtype: %w", err)
+	}
+	if r.tie && to != view.Safetensors {
+		return "", 0, problem(node.CodeUsage, "leave it out: "+string(to)+" writes every tensor by itself", "--tie is for safetensors, not %s", to)
 	}
 	return to, shard, nil
 }
@@ -210,7 +228,7 @@ func (r *convertVerb) runRewrite(ctx context.Context, v *view.View, answer *conv
 	answer.Result, err = convert.Rewrite(ctx, v, target, p.update)
 	p.end()
 	if err != nil {
-		return viewError(err)
+		return convertError(err)
 	}
 	return r.say(answer)
 }
@@ -228,7 +246,7 @@ func (r *convertVerb) compare(c *cobra.Command, items []convert.Item, answer *co
 	answer.Against = newAgainst(diff)
 	if diff.Empty() || r.partial && len(diff.Changed) == 0 {
 		if !diff.Empty() {
-			fmt.Fprintln(r.stderr, diff)
+			printDiff(r.stderr, diff)
 		}
 		return nil
 	}
@@ -237,7 +255,7 @@ func (r *convertVerb) compare(c *cobra.Command, items []convert.Item, answer *co
 			return err
 		}
 	} else {
-		fmt.Fprintln(r.stdout, diff)
+		printDiff(r.stdout, diff)
 	}
 	hint := "choose and rename tensors with --only, --rename and --strip-prefixes, cast with --dtype"
 	if len(diff.Changed) == 0 {
@@ -300,19 +318,19 @@ func (r *convertVerb) say(x *converted) error {
 		return r.printJSON(x)
 	}
 	if x.DryRun {
-		_, err := fmt.Fprintf(r.stdout, "would write %s, %d bytes, as %s to %s\nwould read %d bytes by %s, %.3f times what is needed\n", plural(x.Tensors, "tensor"),
+		_, err := say(r.stdout, "would write %s, %d bytes, as %s to %s\nwould read %d bytes by %s, %.3f times what is needed\n", plural(x.Tensors, "tensor"),
 			x.Bytes, x.Format, x.Place, x.Cost.Read, plural(x.Cost.Requests, "request"), x.OverRead)
 		return err
 	}
 	for _, b := range x.Beyond {
-		fmt.Fprintf(r.stdout, "beyond what %s holds: %s of %s\n", r.selection.DType, plural(int(b.Count), "number"), b.Name)
+		say(r.stdout, "beyond what %s holds: %s of %s\n", r.selection.DType, plural(int(b.Count), "number"), b.Name)
 	}
 	for _, name := range x.Tied {
-		fmt.Fprintf(r.stdout, "tied to another one: %s\n", name)
+		say(r.stdout, "tied to another one: %s\n", name)
 	}
 	for _, name := range x.LeftOut {
-		fmt.Fprintf(r.stdout, "left out, for it is no tensor: %s\n", name)
+		say(r.stdout, "left out, for it is no tensor: %s\n", name)
 	}
-	_, err := fmt.Fprintf(r.stdout, "%s: %s, %d bytes in %s, format %s\n", x.Place, plural(x.Tensors, "tensor"), x.Bytes, plural(x.Files, "file"), x.Format)
+	_, err := say(r.stdout, "%s: %s, %d bytes in %s, format %s\n", x.Place, plural(x.Tensors, "tensor"), x.Bytes, plural(x.Files, "file"), x.Format)
 	return err
 }

@@ -5,12 +5,12 @@ package main
 import (
 	"context"
 	"errors"
-	"fmt"
 
 	"github.com/spf13/cobra"
 
 	"phalanx/ckpt"
 	"phalanx/ckpt/convert"
+	"phalanx/ckpt/open"
 	"phalanx/ckpt/view"
 	"phalanx/node"
 )
@@ -31,7 +31,7 @@ func newCkptCopy(a *app) *cobra.Command {
 or the files of one checkpoint of another format into a folder. Everything is verified on the way. What makes a checkpoint
 of the files comes last; what is there already is left as it is, so the same command goes on after an interruption.`,
 		Example: "  phalanx ckpt copy /ckpt/big /backup/big",
-		RunE:    interruptible(r.copy),
+		RunE:    interruptibleSaying("interrupted; what is not whole at DST is no checkpoint, and the same command goes on", r.copy),
 	}
 	r.bind(c)
 	return c
@@ -76,6 +76,7 @@ func (r *viewer) copy(c *cobra.Command, args []string) error {
 		}
 		answer.Copied, err = convert.Folder(ctx, v, to, name, p.update)
 		p.end()
+		tidy(to)
 		if err != nil {
 			return copyError(err)
 		}
@@ -86,7 +87,7 @@ func (r *viewer) copy(c *cobra.Command, args []string) error {
 	if r.asJSON {
 		return r.printJSON(answer)
 	}
-	_, err = fmt.Fprintf(r.stdout, "%s: %s, %s copied with %d bytes, %d there already\n", dst, plural(answer.Checkpoints, "checkpoint"), plural(answer.Objects, "object"),
+	_, err = say(r.stdout, "%s: %s, %s copied with %d bytes, %d there already\n", dst, plural(answer.Checkpoints, "checkpoint"), plural(answer.Objects, "object"),
 		answer.Bytes, answer.Present)
 	return err
 }
@@ -100,10 +101,19 @@ func (r *viewer) verifyCopied(ctx context.Context, place string) error {
 	return viewErrorOrNil(v.Verify(ctx, v.Chunks(), func(c view.Checked) error { return c.Err }))
 }
 
+// tidy removes what a store needs for writing and nobody else wants to see: DST is no store.
+func tidy(s ckpt.Store) {
+	if f, ok := open.Prober(s).(interface{ Tidy() }); ok {
+		f.Tidy()
+	}
+}
+
 // copyError is viewError for what can happen at a target.
 func copyError(err error) error {
 	switch {
-	case errors.Is(err, convert.ErrOther):
+	case errors.Is(err, convert.ErrUnmarked):
+		return problem(node.CodeUsage, "write it with phalanx ckpt convert SRC DST --to safetensors, or copy it to a directory", "a copy that is interrupted would look whole: %w", err)
+	case errors.Is(err, convert.ErrOther), errors.Is(err, ckpt.ErrExists):
 		return problem(node.CodeLocked, "name another place; what is there is left as it is", "%w", err)
 	case errors.Is(err, ckpt.ErrReadOnly):
 		return problem(node.CodeFailed, "name a store that can be written", "%w", err)

@@ -234,35 +234,35 @@ func sized(p []float64, n int) []float64 {
 
 func (r *diffVerb) print(x *diffAnswer) error {
 	for _, name := range x.Added {
-		fmt.Fprintf(r.stdout, "added: %s\n", name)
+		say(r.stdout, "added: %s\n", name)
 	}
 	for _, name := range x.Removed {
-		fmt.Fprintf(r.stdout, "removed: %s\n", name)
+		say(r.stdout, "removed: %s\n", name)
 	}
 	for _, line := range x.Changed {
-		fmt.Fprintf(r.stdout, "changed: %s\n", line)
+		say(r.stdout, "changed: %s\n", line)
 	}
 	t := tabwriter.NewWriter(r.stdout, 0, 0, 2, ' ', 0)
 	for _, d := range x.Differ {
-		fmt.Fprintf(t, "differs: %s\t%s\t%v", d.Name, d.DType, d.Shape)
+		say(t, "differs: %s\t%s\t%v", d.Name, d.DType, d.Shape)
 		if d.Elements != nil {
-			fmt.Fprintf(t, "\t%d numbers", *d.Elements)
+			say(t, "\t%d numbers", *d.Elements)
 		}
 		if d.MaxAbs != nil {
-			fmt.Fprintf(t, "\tmax abs %.6g", *d.MaxAbs)
+			say(t, "\tmax abs %.6g", *d.MaxAbs)
 		}
 		if d.MaxRel != nil {
-			fmt.Fprintf(t, "\tmax rel %.6g", *d.MaxRel)
+			say(t, "\tmax rel %.6g", *d.MaxRel)
 		}
 		if d.NonMatch > 0 {
-			fmt.Fprintf(t, "\t%d not finite on one side", d.NonMatch)
+			say(t, "\t%d not finite on one side", d.NonMatch)
 		}
 		fmt.Fprintln(t)
 	}
 	if err := t.Flush(); err != nil {
 		return err
 	}
-	_, err := fmt.Fprintf(r.stdout, "%d equal, %d differ, %d added, %d removed, %d changed; %d by digest, %d by reading\n", x.Equal, len(x.Differ), len(x.Added), len(x.Removed),
+	_, err := say(r.stdout, "%d equal, %d differ, %d added, %d removed, %d changed; %d by digest, %d by reading\n", x.Equal, len(x.Differ), len(x.Added), len(x.Removed),
 		len(x.Changed), x.ByDigest, x.ByRead)
 	return err
 }

@@ -4,8 +4,6 @@ package main
 
 import (
 	"bufio"
-	"errors"
-	"os"
 
 	"github.com/spf13/cobra"
 
@@ -34,7 +32,7 @@ func (r *viewer) dump(c *cobra.Command, args []string) error {
 	if r.asJSON {
 		return problem(node.CodeUsage, "phalanx ckpt inspect --tensor NAME --json describes it", "a tensor is not written as JSON")
 	}
-	if f, ok := r.stdout.(*os.File); ok && isTerminal(f) {
+	if out, ok := r.stdout.(*answer); ok && out.isTerminal() {
 		return problem(node.CodeUsage, "redirect stdout to a file or a program", "a tensor is no text for a terminal")
 	}
 	v, err := r.view(c, args[0])
@@ -58,7 +56,14 @@ func (r *viewer) dump(c *cobra.Command, args []string) error {
 		_, err := w.Write(p)
 		return err
 	})
-	return viewErrorOrNil(errors.Join(err, w.Close(), out.Flush()))
+	// What follows from a failure is none of its own.
+	if err == nil {
+		err = w.Close()
+	}
+	if err == nil {
+		err = out.Flush()
+	}
+	return viewErrorOrNil(err)
 }
 
 // statistics are what the numbers of a tensor are like. Min, max and mean are of the finite ones, absent when there are none.

@@ -140,7 +140,7 @@ func (r *viewer) printHits(hits []hit) error {
 		if h.Digest != nil {
 			digest = h.Digest.String()
 		}
-		fmt.Fprintf(t, "%s\t%s\t%s\t%v\t%s\t%s\n", step, h.Name, h.DType, h.Shape, digest, h.Place)
+		say(t, "%s\t%s\t%s\t%v\t%s\t%s\n", step, h.Name, h.DType, h.Shape, digest, h.Place)
 	}
 	return t.Flush()
 }

@@ -175,7 +175,7 @@ func (a *app) printForgotten(v *forgotten) error {
 		if d.Action == "keep" {
 			why = (&ckpt.Decision{Keep: true, Reasons: d.Reasons}).Words()
 		}
-		fmt.Fprintf(t, "%d\t%d\t%s\t%s\t%d\t%s\t%s\n", d.Number, d.Step, d.Generation, stamp(d.UnixNS), d.Bytes, d.Action, why)
+		say(t, "%d\t%d\t%s\t%s\t%d\t%s\t%s\n", d.Number, d.Step, d.Generation, stamp(d.UnixNS), d.Bytes, d.Action, why)
 	}
 	if err := t.Flush(); err != nil {
 		return err
@@ -184,10 +184,10 @@ func (a *app) printForgotten(v *forgotten) error {
 	case v.DryRun:
 		fmt.Fprintln(a.stderr, "phalanx: dry run: nothing was changed")
 	case len(v.Forgotten) > 0:
-		fmt.Fprintf(a.stderr, "phalanx: %d forgotten; until %s phalanx ckpt undelete puts them back, then phalanx ckpt gc deletes their data\n", len(v.Forgotten), stamp(v.UntilUnixNS))
+		say(a.stderr, "phalanx: %d forgotten; until %s phalanx ckpt undelete puts them back, then phalanx ckpt gc deletes their data\n", len(v.Forgotten), stamp(v.UntilUnixNS))
 	}
 	for _, n := range v.Kept {
-		fmt.Fprintf(a.stderr, "phalanx: checkpoint %d was pinned or held at the same time and is kept\n", n)
+		say(a.stderr, "phalanx: checkpoint %d was pinned or held at the same time and is kept\n", n)
 	}
 	return nil
 }
@@ -314,18 +314,18 @@ func (a *app) printCollected(v *collected) error {
 		if x.Number > 0 {
 			number = strconv.FormatUint(x.Number, 10)
 		}
-		fmt.Fprintf(t, "%s\t%d\t%s\t%s\t%s\t%s\t%s\n", number, x.Step, x.State, stamp(x.SinceNS), x.Action, x.Folder, x.Why)
+		say(t, "%s\t%d\t%s\t%s\t%s\t%s\t%s\n", number, x.Step, x.State, stamp(x.SinceNS), x.Action, x.Folder, x.Why)
 	}
 	if err := t.Flush(); err != nil {
 		return err
 	}
 	for _, key := range v.Foreign {
-		fmt.Fprintf(a.stderr, "phalanx: %s is no object of a save and stays\n", key)
+		say(a.stderr, "phalanx: %s is no object of a save and stays\n", key)
 	}
 	if v.DryRun {
 		_, err := fmt.Fprintln(a.stderr, "phalanx: dry run: nothing was changed")
 		return err
 	}
-	_, err := fmt.Fprintf(a.stderr, "phalanx: %d folders swept, %d objects, %d bytes\n", len(v.Swept), v.Objects, v.Bytes)
+	_, err := say(a.stderr, "phalanx: %d folders swept, %d objects, %d bytes\n", len(v.Swept), v.Objects, v.Bytes)
 	return err
 }

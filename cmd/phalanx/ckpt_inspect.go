@@ -200,23 +200,23 @@ func inspectAnswer(v *view.View, match func(string) bool) *inspected {
 // print writes the tables for people, with the shards of each tensor and what its numbers are like if asked for.
 func (x *inspected) print(w io.Writer, shards, stats bool) error {
 	if x.found != nil {
-		fmt.Fprintf(w, "checkpoint %d: step %d, generation %s, branch %d, %d bytes in %s, container %s\n", x.Number, *x.Step, *x.Generation, x.Branch, x.Bytes,
+		say(w, "checkpoint %d: step %d, generation %s, branch %d, %d bytes in %s, container %s\n", x.Number, *x.Step, *x.Generation, x.Branch, x.Bytes,
 			plural(x.Parts, "part"), x.Container)
 	} else {
-		fmt.Fprintf(w, "%s: %s of %d bytes\n", x.Format, plural(len(x.Tensors), "tensor"), x.Bytes)
+		say(w, "%s: %s of %d bytes\n", x.Format, plural(len(x.Tensors), "tensor"), x.Bytes)
 	}
-	fmt.Fprintf(w, "at %s\n", x.Place)
+	say(w, "at %s\n", x.Place)
 	if x.Fencing != "" {
-		fmt.Fprintf(w, "fenced %s\n", x.Fencing)
+		say(w, "fenced %s\n", x.Fencing)
 	}
 	for _, s := range x.States {
-		fmt.Fprintf(w, "coordinate %d: digest %s\n", s.Label.Coordinate, s.Digest)
+		say(w, "coordinate %d: digest %s\n", s.Label.Coordinate, s.Digest)
 	}
 	for _, k := range slices.Sorted(maps.Keys(x.Metadata)) {
-		fmt.Fprintf(w, "metadata %s: %.120s\n", k, x.Metadata[k])
+		say(w, "metadata %s: %.120s\n", k, x.Metadata[k])
 	}
 	for _, n := range x.Notes {
-		fmt.Fprintf(w, "note: %s\n", n)
+		say(w, "note: %s\n", n)
 	}
 	fmt.Fprintln(w)
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
@@ -231,27 +231,28 @@ func (x *inspected) print(w io.Writer, shards, stats bool) error {
 			digest = one.Digest.String()
 		}
 		if stats {
-			fmt.Fprintf(t, "%s\t%s\t%v\t%s\n", one.Name, one.DType, one.Shape, one.Stats.columns())
+			say(t, "%s\t%s\t%v\t", one.Name, one.DType, one.Shape)
+			fmt.Fprintln(t, one.Stats.columns())
 			continue
 		}
-		fmt.Fprintf(t, "%s\t%s\t%v\t%d\t%d\t%s\n", one.Name, one.DType, one.Shape, one.Bytes, len(one.Shards), digest)
+		say(t, "%s\t%s\t%v\t%d\t%d\t%s\n", one.Name, one.DType, one.Shape, one.Bytes, len(one.Shards), digest)
 	}
 	if err := t.Flush(); err != nil {
 		return err
 	}
 	for _, o := range x.Objects {
 		if o.Value != "" {
-			fmt.Fprintf(w, "object %s: %s\n", o.Name, o.Value)
+			say(w, "object %s: %s\n", o.Name, o.Value)
 			continue
 		}
-		fmt.Fprintf(w, "object %s: %d bytes\n", o.Name, o.Range[1]-o.Range[0])
+		say(w, "object %s: %d bytes\n", o.Name, o.Range[1]-o.Range[0])
 	}
 	if shards {
 		fmt.Fprintln(w)
 		fmt.Fprintln(t, "OFFSET\tSHAPE\tOBJECT\tFROM\tTO\tCHECKSUM")
 		for _, one := range x.Tensors {
 			for _, s := range one.Shards {
-				fmt.Fprintf(t, "%v\t%v\t%s\t%d\t%d\t%s\n", s.Offset, s.Shape, s.Object, s.Range[0], s.Range[1], s.Checksum)
+				say(t, "%v\t%v\t%s\t%d\t%d\t%s\n", s.Offset, s.Shape, s.Object, s.Range[0], s.Range[1], s.Checksum)
 			}
 		}
 		if err := t.Flush(); err != nil {
@@ -261,7 +262,8 @@ func (x *inspected) print(w io.Writer, shards, stats bool) error {
 	if x.Against != nil {
 		d := ckpt.LayoutDiff{Missing: x.Against.Missing, Unexpected: x.Against.Unexpected, Changed: x.Against.Changed}
 		if !d.Empty() {
-			fmt.Fprintf(w, "\n%s\n", d)
+			fmt.Fprintln(w)
+			printDiff(w, d)
 		}
 	}
 	return nil

@@ -106,9 +106,9 @@ func (a *app) printList(list []listed, reasons bool) error {
 		if folder == "" {
 			folder = "-"
 		}
-		fmt.Fprintf(t, "%s\t%d\t%s\t%s\t%d\t%s\t%s\t%s\t%s", number, f.Step, f.Generation, stamp(f.UnixNS), f.Bytes, f.State, f.pinned(), f.verified(), folder)
+		say(t, "%s\t%d\t%s\t%s\t%d\t%s\t%s\t%s\t%s", number, f.Step, f.Generation, stamp(f.UnixNS), f.Bytes, f.State, f.pinned(), f.verified(), folder)
 		if reasons {
-			fmt.Fprintf(t, "\t%s", f.reasons())
+			say(t, "\t%s", f.reasons())
 		}
 		fmt.Fprintln(t)
 	}
@@ -202,10 +202,10 @@ func (r *reader) list(ctx context.Context, s ckpt.Store, policy *ckpt.Policy) ([
 // tell says on stderr which objects cannot be read.
 func (r *reader) tell(inv *ckpt.Inventory) {
 	for _, p := range inv.Problems {
-		fmt.Fprintf(r.stderr, "phalanx: checkpoint %d: %v\n", p.Number, p.Err)
+		say(r.stderr, "phalanx: checkpoint %d: %v\n", p.Number, p.Err)
 	}
 	for _, p := range inv.Marks.Problems {
-		fmt.Fprintf(r.stderr, "phalanx: %v; it counts until it is replaced or taken away\n", p)
+		say(r.stderr, "phalanx: %v; it counts until it is replaced or taken away\n", p)
 	}
 }
 

@@ -106,7 +106,7 @@ func (r *viewer) view(c *cobra.Command, arg string) (*view.View, error) {
 
 // viewPath opens the checkpoint at a path or URL.
 func (r *viewer) viewPath(ctx context.Context, path string) (*view.View, error) {
-	v, err := view.Open(ctx, path, openStore, view.Options{Unpublished: r.unpublished})
+	v, err := view.Open(ctx, path, openStore, view.Options{Unpublished: r.unpublished, Sound: !r.afresh})
 	if err != nil {
 		return nil, viewError(err)
 	}
@@ -123,7 +123,7 @@ func viewError(err error) error {
 	case errors.As(err, &known):
 		return err
 	case errors.Is(err, context.Canceled):
-		return problem(node.CodeInterrupt, "", "interrupted; nothing was left behind")
+		return problem(node.CodeInterrupt, "", "interrupted")
 	case errors.As(err, &damage), errors.Is(err, ckpt.ErrCorrupt):
 		return problem(node.CodeIntegrity, "phalanx ckpt verify names everything that is damaged; take another checkpoint, or another copy", "%w", err)
 	case errors.Is(err, view.ErrUnpublished):
@@ -142,13 +142,18 @@ func viewError(err error) error {
 
 // interruptible makes a verb end at INT and TERM, with what it has to clean up done.
 func interruptible(run func(*cobra.Command, []string) error) func(*cobra.Command, []string) error {
+	return interruptibleSaying("interrupted; nothing half was left behind", run)
+}
+
+// interruptibleSaying is interruptible for a verb that leaves something.
+func interruptibleSaying(message string, run func(*cobra.Command, []string) error) func(*cobra.Command, []string) error {
 	return func(c *cobra.Command, args []string) error {
 		ctx, stop := signal.NotifyContext(c.Context(), os.Interrupt, syscall.SIGTERM)
 		defer stop()
 		c.SetContext(ctx)
 		err := run(c, args)
 		if err != nil && ctx.Err() != nil {
-			return problem(node.CodeInterrupt, "", "interrupted; nothing half was left behind")
+			return problem(node.CodeInterrupt, "", "%s", message)
 		}
 		return err
 	}

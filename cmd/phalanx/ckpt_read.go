@@ -4,7 +4,6 @@ package main
 
 import (
 	"context"
-	"fmt"
 	"strconv"
 	"strings"
 
@@ -26,7 +25,11 @@ func (r *reader) pick(ctx context.Context, s ckpt.Store, args []string) (*ckpt.C
 		cp, err := r.named(ctx, s, args[0])
 		return cp, nil, err
 	}
-	latest, err := ckpt.Latest(ctx, s, r.settings.Job)
+	newest := ckpt.LatestSound
+	if r.afresh {
+		newest = ckpt.Latest
+	}
+	latest, err := newest(ctx, s, r.settings.Job)
 	if err != nil {
 		return nil, latest.Problems, r.ckptError(err)
 	}
@@ -89,6 +92,6 @@ func (a *app) passedOver(cp *ckpt.Checkpoint, problems []ckpt.Problem) {
 		if cp == nil || p.Number > cp.Commit.Number {
 			how = " is passed over"
 		}
-		fmt.Fprintf(a.stderr, "phalanx: checkpoint %d%s: %v\n", p.Number, how, p.Err)
+		say(a.stderr, "phalanx: checkpoint %d%s: %v\n", p.Number, how, p.Err)
 	}
 }

@@ -5,7 +5,6 @@ package main
 import (
 	"context"
 	"errors"
-	"fmt"
 	"os"
 	"strconv"
 	"strings"
@@ -178,7 +177,7 @@ func (r *reader) answerOne(ctx context.Context, s ckpt.Store, rec ckpt.Record, d
 		}
 		return r.printJSON(line(&ckpt.Inventory{Marks: marks}, rec))
 	}
-	_, err := fmt.Fprintf(r.stdout, "%s step=%d folder=%s\n", did, rec.Attempt().Step, rec.Attempt().Folder())
+	_, err := say(r.stdout, "%s step=%d folder=%s\n", did, rec.Attempt().Step, rec.Attempt().Folder())
 	return err
 }
 

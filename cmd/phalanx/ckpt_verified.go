@@ -58,14 +58,14 @@ func (x *verified) name() string {
 // printFindings prints what was found, on one line when all is well.
 func (r *verifyVerb) printFindings(x *verified) {
 	for _, d := range x.Damage {
-		fmt.Fprintf(r.stdout, "damaged object %s: %s\n", d.Object, d.Error)
+		say(r.stdout, "damaged object %s: %s\n", d.Object, d.Error)
 	}
 	for _, t := range x.Tensors {
 		how := fmt.Sprintf("%d damaged chunks", t.Chunks)
 		if t.Chunks == 0 {
 			how = "its digest differs"
 		}
-		fmt.Fprintf(r.stdout, "damaged tensor %s of coordinate %d: %s\n", t.Name, t.Coordinate, how)
+		say(r.stdout, "damaged tensor %s of coordinate %d: %s\n", t.Name, t.Coordinate, how)
 	}
 	result := "ok"
 	if !x.OK {
@@ -81,13 +81,13 @@ func (r *verifyVerb) printFindings(x *verified) {
 	if x.Left > 0 {
 		line += fmt.Sprintf(" (%d chunks are left)", x.Left)
 	}
-	fmt.Fprintln(r.stdout, line)
+	say(r.stdout, "%s\n", line)
 }
 
 // printVerified prints the answer for people; damage is an error.
 func (r *verifyVerb) printVerified(x *verified) error {
 	for _, p := range x.Problems {
-		fmt.Fprintf(r.stdout, "damaged checkpoint %d: %s\n", p.Number, p.Error)
+		say(r.stdout, "damaged checkpoint %d: %s\n", p.Number, p.Error)
 	}
 	damaged := len(x.Damage) > 0 || len(x.Tensors) > 0
 	if len(x.Problems) > 0 && !damaged {

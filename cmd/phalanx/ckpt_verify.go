@@ -31,7 +31,7 @@ type verifyVerb struct {
 }
 
 func newCkptVerify(a *app) *cobra.Command {
-	r := &verifyVerb{viewer: viewer{reader: reader{app: a}}}
+	r := &verifyVerb{viewer: viewer{reader: reader{app: a, afresh: true}}}
 	c := &cobra.Command{
 		Use: "verify [PATH|latest|STEP|FOLDER]", Args: cobra.MaximumNArgs(1),
 		Short: "Read every byte of a checkpoint of any kind and check it; exit 5 when something is damaged",
@@ -194,7 +194,7 @@ func (r *verifyVerb) every(c *cobra.Command, s ckpt.Store) error {
 	bad := 0
 	for _, p := range problems {
 		bad++
-		fmt.Fprintf(r.stderr, "phalanx: checkpoint %d: %v\n", p.Number, p.Err)
+		say(r.stderr, "phalanx: checkpoint %d: %v\n", p.Number, p.Err)
 	}
 	for _, rec := range slices.Backward(records) {
 		if rec.Commit == nil {
@@ -318,8 +318,13 @@ func (r *verifyVerb) chunks(ctx context.Context, v *view.View, x *verified) erro
 	var journal *view.Journal
 	if r.resume != "" {
 		var err error
-		if journal, err = view.OpenJournal(r.resume, v); err != nil {
+		journal, err = view.OpenJournal(ctx, r.resume, v)
+		var unusable *view.JournalError
+		if errors.As(err, &unusable) {
 			return problem(node.CodeUsage, "name a file that an earlier --resume wrote, or a new one", "--resume: %w", err)
+		}
+		if err != nil {
+			return err
 		}
 		defer journal.Close() // every line was written when it was added
 	}
@@ -361,7 +366,36 @@ func (r *verifyVerb) chunks(ctx context.Context, v *view.View, x *verified) erro
 	})
 	x.Left = len(todo) - x.Chunks
 	if errors.Is(err, errEnough) {
-		return nil
+		err = nil
+	}
+	if err != nil {
+		return err
+	}
+	return r.sizes(ctx, v, x)
+}
+
+// sizes looks at what lies behind the last chunks: the store's sizes and checksums of the objects. Those with a damaged chunk are
+// known already.
+func (r *verifyVerb) sizes(ctx context.Context, v *view.View, x *verified) error {
+	known := map[string]bool{}
+	for _, d := range x.Damage {
+		known[d.Object] = true
+	}
+	note := func(d damage, name string) {
+		if !known[name] {
+			x.Damage = append(x.Damage, d)
+		}
+	}
+	if v.Checkpoint == nil {
+		_, err := v.Heads(ctx, func(d *view.DamageError) {
+			note(damage{d.Object, d.At, d.Length, d.Coordinate, d.Tensor, d.Error()}, d.Object)
+		})
+		return err
+	}
+	report, err := v.Checkpoint.VerifyHeads(ctx, nil)
+	folder := v.Published.Job + "/" + v.Published.Attempt + "/"
+	for _, d := range report.Damage {
+		note(damage{d.Object, d.At, d.Length, d.Coordinate, d.Tensor, d.Error()}, strings.TrimPrefix(d.Object, folder))
 	}
 	return err
 }

@@ -3,8 +3,6 @@
 package main
 
 import (
-	"fmt"
-
 	"github.com/spf13/cobra"
 
 	"phalanx/node"
@@ -24,7 +22,7 @@ same on every host, and give it with --key-file.`,
 			if asJSON {
 				return a.printJSON(map[string]string{"key": key.String()})
 			}
-			_, err := fmt.Fprintln(a.stdout, key)
+			_, err := say(a.stdout, "%s\n", key)
 			return err
 		},
 	}
@@ -46,7 +44,7 @@ func newVersion(a *app) *cobra.Command {
 			if asJSON {
 				return a.printJSON(map[string]string{"version": version})
 			}
-			_, err := fmt.Fprintf(a.stdout, "phalanx %s\n", version)
+			_, err := say(a.stdout, "phalanx %s\n", version)
 			return err
 		},
 	}

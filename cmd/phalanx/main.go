@@ -9,6 +9,7 @@ import (
 	"io"
 	"os"
 	"strings"
+	"syscall"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -49,6 +50,8 @@ func (a *app) variable(name string) string {
 
 // execute runs one command line and returns its exit code. Errors are printed here and nowhere else.
 func execute(ctx context.Context, args []string, a app) int {
+	out := &answer{Writer: a.stdout}
+	a.stdout = out
 	root := newRoot(&a)
 	root.SetArgs(args)
 	root.SetOut(a.stdout)
@@ -56,10 +59,13 @@ func execute(ctx context.Context, args []string, a app) int {
 	running := false
 	root.PersistentPreRun = func(*cobra.Command, []string) { running = true }
 	err := root.ExecuteContext(ctx)
+	var exit exitCode
+	if (err == nil || errors.As(err, &exit)) && out.err != nil && !errors.Is(out.err, syscall.EPIPE) { // who closed a pipe wants no more
+		err = problem(node.CodeFailed, "the answer was not written: send stdout to where there is room", "%w", out.err)
+	}
 	if err == nil {
 		return node.CodeOK
 	}
-	var exit exitCode
 	if errors.As(err, &exit) {
 		return int(exit)
 	}
@@ -71,9 +77,9 @@ func execute(ctx context.Context, args []string, a app) int {
 	case !running: // cobra's own: an unknown verb, wrong arguments
 		code, hint = node.CodeUsage, "see phalanx --help"
 	}
-	fmt.Fprintf(a.stderr, "phalanx: %v\n", err)
+	say(a.stderr, "phalanx: %s\n", err)
 	if hint != "" {
-		fmt.Fprintf(a.stderr, "hint: %s\n", hint)
+		say(a.stderr, "hint: %s\n", hint)
 	}
 	return code
 }

@@ -42,10 +42,10 @@ func TestScripts(t *testing.T) {
 			e.Setenv("TORCH", golden+"/../../ckpt/torchfile/testdata/golden")
 			e.Setenv("SAFE", golden+"/../../ckpt/safetensors/testdata/golden")
 			e.Setenv("NO_COLOR", "1")
-			return nil
+			return hostileFile(filepath.Join(e.WorkDir, "hostile.safetensors"))
 		},
 		RequireExplicitExec: true,
-		Cmds:                map[string]func(*testscript.TestScript, bool, []string){"code": exitsWith, "damage": damageByte, "publish": publishSome, "abandon": abandonOne, "flip": flipByte, "huge": hugeFile, "interrupt": interruptIt},
+		Cmds:                map[string]func(*testscript.TestScript, bool, []string){"code": exitsWith, "damage": damageByte, "publish": publishSome, "abandon": abandonOne, "flip": flipByte, "huge": hugeFile, "interrupt": interruptIt, "append": appendZeros},
 	})
 }
 
@@ -91,6 +91,27 @@ func flipByte(ts *testscript.TestScript, neg bool, args []string) {
 	ts.Check(err)
 	b[at] ^= 1
 	ts.Check(os.WriteFile(path, b, 0o600))
+}
+
+// appendZeros makes a file longer.
+func appendZeros(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) != 2 {
+		ts.Fatalf("usage: append file bytes")
+	}
+	n, err := strconv.Atoi(args[1])
+	ts.Check(err)
+	f, err := os.OpenFile(ts.MkAbs(args[0]), os.O_APPEND|os.O_WRONLY, 0)
+	ts.Check(err)
+	_, err = f.Write(make([]byte, n))
+	ts.Check(err)
+	ts.Check(f.Close())
+}
+
+// hostileFile is a file of safetensors with a tensor whose name a terminal would obey.
+func hostileFile(path string) error {
+	head := `{"a\u001b[2J\r\nb\u202e":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}`
+	b := binary.LittleEndian.AppendUint64(nil, uint64(len(head)))
+	return os.WriteFile(path, append(append(b, head...), 7), 0o600)
 }
 
 // hugeFile makes a file of safetensors with one tensor of that many MiB, of zeros that take no room on the disk.

@@ -25,6 +25,7 @@ type reader struct {
 	*app
 	settings *settings.Settings
 	asJSON   bool
+	afresh   bool // what was recorded of verifications does not matter
 }
 
 // bind declares the flags of a reading verb.
@@ -95,6 +96,6 @@ func (a *app) printJSON(v any) error {
 	if err != nil {
 		return fmt.Errorf("encode answer: %w", err)
 	}
-	_, err = fmt.Fprintf(a.stdout, "%s\n", b)
+	_, err = a.stdout.Write(append(b, '\n'))
 	return err
 }

@@ -272,7 +272,7 @@ func (a *app) tellAddress(ctx context.Context, dir string) {
 	for {
 		if l, ok := control.FindOne(dir, 0); ok {
 			if host, _, err := net.SplitHostPort(l.Addr); err == nil && !net.ParseIP(host).IsLoopback() {
-				fmt.Fprintf(a.stderr, "phalanx: other hosts join with --join %s\n", l.Addr)
+				say(a.stderr, "phalanx: other hosts join with --join %s\n", l.Addr)
 			}
 			return
 		}
@@ -288,10 +288,10 @@ func (a *app) tellAddress(ctx context.Context, dir string) {
 func (a *app) report(s *settings.Settings, o node.Outcome) error {
 	switch {
 	case o.Done && o.Code == node.CodeOK:
-		_, err := fmt.Fprintf(a.stdout, "phalanx: done step=%d generation=%s digest=%s\n", o.Step, o.Generation, o.Digest)
+		_, err := say(a.stdout, "phalanx: done step=%d generation=%s digest=%s\n", o.Step, o.Generation, o.Digest)
 		return err
 	case o.Code == node.CodeOK:
-		_, err := fmt.Fprintf(a.stdout, "phalanx: left step=%d generation=%s\n", o.Step, o.Generation)
+		_, err := say(a.stdout, "phalanx: left step=%d generation=%s\n", o.Step, o.Generation)
 		return err
 	case o.Code == node.CodePreempted && o.Reason == "":
 		o.Reason = fmt.Sprintf("stopped after step %d", o.Step)

@@ -82,30 +82,30 @@ func printStatus(w io.Writer, s *node.Status, now time.Time) {
 	if s.LastStep > 0 {
 		step += fmt.Sprintf(" of %d", s.LastStep)
 	}
-	fmt.Fprintf(w, "job %s  phase %s  generation %s  %s  leader %s\n", s.Job, s.Phase, g, step, leader)
-	fmt.Fprintf(w, "world of %d ranks", len(s.World))
+	say(w, "job %s  phase %s  generation %s  %s  leader %s\n", s.Job, s.Phase, g, step, leader)
+	say(w, "world of %d ranks", len(s.World))
 	if s.GroupSize > 1 {
-		fmt.Fprintf(w, " in groups of %d", s.GroupSize)
+		say(w, " in groups of %d", s.GroupSize)
 	}
 	if s.Slots > 0 {
-		fmt.Fprintf(w, "  %d slots, efficiency of the deal %.0f %%", s.Slots, 100*s.Efficiency)
+		say(w, "  %d slots, efficiency of the deal %.0f %%", s.Slots, 100*s.Efficiency)
 	}
 	if p := s.Published; p != nil {
-		fmt.Fprintf(w, "  published step %d", p.Step)
+		say(w, "  published step %d", p.Step)
 		if p.UnixNS > 0 {
-			fmt.Fprintf(w, " (%s ago)", now.Sub(time.Unix(0, p.UnixNS)).Truncate(time.Second))
+			say(w, " (%s ago)", now.Sub(time.Unix(0, p.UnixNS)).Truncate(time.Second))
 		}
 	}
 	fmt.Fprintln(w)
 	printSaves(w, s.Saves)
 	if s.Halt != "" {
-		fmt.Fprintf(w, "halted: %s\n", s.Halt)
+		say(w, "halted: %s\n", s.Halt)
 	}
 	if !s.Fresh {
-		fmt.Fprintf(w, "answered by %s without the leader: this may be old\n", s.AnsweredBy)
+		say(w, "answered by %s without the leader: this may be old\n", s.AnsweredBy)
 	}
 	for _, n := range s.Notes {
-		fmt.Fprintf(w, "note: %s\n", n)
+		say(w, "note: %s\n", n)
 	}
 	fmt.Fprintln(w)
 	printMembers(w, s.Members)
@@ -126,17 +126,17 @@ func printSaves(w io.Writer, s *node.SavesStatus) {
 		}
 	}
 	if len(levels) > 0 {
-		fmt.Fprintf(w, "newest steps by level and age: %s\n", strings.Join(levels, "  "))
+		say(w, "newest steps by level and age: %s\n", strings.Join(levels, "  "))
 	}
 	if x := s.Under; x != nil && !x.Waiting {
-		fmt.Fprintf(w, "saves step %d: %d of %d shares stored in %.1f s", x.Step, x.Stored, x.Shares, x.Seconds)
+		say(w, "saves step %d: %d of %d shares stored in %.1f s", x.Step, x.Stored, x.Shares, x.Seconds)
 		if x.TakenOver > 0 {
-			fmt.Fprintf(w, ", %d taken over", x.TakenOver)
+			say(w, ", %d taken over", x.TakenOver)
 		}
 		fmt.Fprintln(w)
 	}
 	if s.Failures > 0 {
-		fmt.Fprintf(w, "%d saves in a row have failed (policy %s); recovery point is step %d, %s old\n", s.Failures, s.Policy, s.RecoveryPoint,
+		say(w, "%d saves in a row have failed (policy %s); recovery point is step %d, %s old\n", s.Failures, s.Policy, s.RecoveryPoint,
 			time.Duration(s.Age*float64(time.Second)).Truncate(time.Second))
 	}
 }
@@ -163,7 +163,7 @@ func printMembers(w io.Writer, members []node.MemberStatus) {
 		if m.HealSeconds > 0 {
 			why = strings.TrimSpace(fmt.Sprintf("%s heals, about %.1f s left", why, m.HealSeconds))
 		}
-		fmt.Fprintf(t, "%s\t%d\t%s\t%s\t%s\t%s\t%d\t%s\t%s\t%s\n", m.Member, m.Incarnation, rank, state, m.Role, slots, m.Step, pidText(m.DaemonPID), pidText(m.TrainerPID), why)
+		say(t, "%s\t%d\t%s\t%s\t%s\t%s\t%d\t%s\t%s\t%s\n", m.Member, m.Incarnation, rank, state, m.Role, slots, m.Step, pidText(m.DaemonPID), pidText(m.TrainerPID), why)
 	}
 	_ = t.Flush() // writing to the terminal failed; there is nobody to tell
 }
@@ -181,30 +181,30 @@ func printTransitions(w io.Writer, transitions []elastic.Transition) {
 		fmt.Fprintln(w, "\nno change of the world yet")
 	}
 	for _, t := range transitions {
-		fmt.Fprintf(w, "\ngeneration %s", t.Generation)
+		say(w, "\ngeneration %s", t.Generation)
 		if t.UnixNS > 0 {
-			fmt.Fprintf(w, "  %s", time.Unix(0, t.UnixNS).Format("2006-01-02 15:04:05.000"))
+			say(w, "  %s", time.Unix(0, t.UnixNS).Format("2006-01-02 15:04:05.000"))
 		}
-		fmt.Fprintf(w, "  %s\n", t.Cause)
-		fmt.Fprintf(w, "  resumes at step %d", t.ResumeStep)
+		say(w, "  %s\n", t.Cause)
+		say(w, "  resumes at step %d", t.ResumeStep)
 		if t.Newest > t.ResumeStep {
-			fmt.Fprintf(w, ", %d computed again", t.Newest-t.ResumeStep)
+			say(w, ", %d computed again", t.Newest-t.ResumeStep)
 		}
 		if t.Rewind {
-			fmt.Fprintf(w, ", a rewind on branch %d", t.Branch)
+			say(w, ", a rewind on branch %d", t.Branch)
 		}
-		fmt.Fprintf(w, "; %d ranks: %s\n", len(t.Members), joined(t.Members))
+		say(w, "; %d ranks: %s\n", len(t.Members), joined(t.Members))
 		if len(t.Lost) > 0 {
-			fmt.Fprintf(w, "  lost: %s\n", joined(t.Lost))
+			say(w, "  lost: %s\n", joined(t.Lost))
 		}
 		if len(t.Healing) > 0 {
-			fmt.Fprintf(w, "  heal: %s\n", joined(t.Healing))
+			say(w, "  heal: %s\n", joined(t.Healing))
 		}
 		for _, e := range t.Evidence {
-			fmt.Fprintf(w, "  evidence: %s\n", e)
+			say(w, "  evidence: %s\n", e)
 		}
 		if s := t.Seconds; s != nil {
-			fmt.Fprintf(w, "  detect %.3f s, agree %.3f s, seal %.3f s, form %.3f s, heal %.3f s, first step %.3f s\n",
+			say(w, "  detect %.3f s, agree %.3f s, seal %.3f s, form %.3f s, heal %.3f s, first step %.3f s\n",
 				s.Detect, s.Agree, s.Seal, s.Form, s.Heal, s.FirstStep)
 		}
 	}

@@ -126,20 +126,20 @@ func (r *probeVerb) awaitHost(ctx context.Context, p ckpt.Prober) error {
 }
 
 func (r *probeVerb) table(p *probed) error {
-	fmt.Fprintf(r.stdout, "%s\n", p.Store)
+	say(r.stdout, "%s\n", p.Store)
 	t := tabwriter.NewWriter(r.stdout, 0, 0, 2, ' ', 0)
 	for _, a := range p.Abilities {
 		has := "yes"
 		if !a.Has {
 			has = "NO"
 		}
-		fmt.Fprintf(t, "  %s\t%s\t%s\n", a.Name, has, a.Detail)
+		say(t, "  %s\t%s\t%s\n", a.Name, has, a.Detail)
 	}
 	if err := t.Flush(); err != nil {
 		return err
 	}
 	for _, a := range p.Missing() {
-		fmt.Fprintf(r.stdout, "without %s: %s\n", a.Name, a.Lost)
+		say(r.stdout, "without %s: %s\n", a.Name, a.Lost)
 	}
 	return nil
 }
