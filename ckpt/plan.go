@@ -14,7 +14,7 @@ const (
 	// DefaultObjectBytes makes one request of every object: large enough for throughput, small enough to send again.
 	DefaultObjectBytes = 64 << 20
 	// DefaultPuts keeps a disk and a few connections busy. A host's ranks write at the same time.
-	DefaultPuts = 4
+	DefaultPuts = 8
 	// MinObjectBytes is the smallest object size that NewPlan takes, besides what the container adds.
 	MinObjectBytes = 64
 	// minChunkBytes stops the cutting for balance: smaller pieces cost more to describe than to write.

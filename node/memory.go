@@ -22,7 +22,7 @@ const (
 
 // putsMost is how many objects of a share are written at once, if there is room for their buffers: a disk's queue and an object
 // store want several.
-const putsMost = 4
+const putsMost = 8
 
 // putBytes bounds what one put holds besides what it reads from the slab: pieces on their way into a file or a connection.
 const putBytes = 2 << 20
