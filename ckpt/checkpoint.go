@@ -46,7 +46,7 @@ func Open(ctx context.Context, s Store, c *Commit) (*Checkpoint, error) {
 	}
 	for i, m := range manifests {
 		if m.Container != c.Container {
-			return fail(fmt.Errorf("coordinate %d is stored as %s, the commit says %s: %w", m.Coordinate, m.Container, c.Container, ErrCorrupt))
+			return fail(fmt.Errorf("coordinate %d is stored as %s, the commit says %s: %w", m.Coordinate, m.Container, c.Container, ErrDamaged))
 		}
 		if m.Coordinate != i || m.StateDigest != c.States[i].Digest {
 			return fail(fmt.Errorf("coordinate %d: state digest %s, the commit says %s; run: phalanx ckpt verify: %w",
@@ -173,7 +173,7 @@ func (st *State) readChunk(ctx context.Context, tensor, chunk int, p []byte) err
 }
 
 func endsEarly(n int) error {
-	return fmt.Errorf("the object ends after %d bytes of the chunk: %w", n, ErrCorrupt)
+	return fmt.Errorf("the object ends after %d bytes of the chunk: %w", n, ErrDamaged)
 }
 
 func (st *State) object(c ManifestChunk) string { return st.cp.attempt.Folder() + "/" + c.Object }
@@ -216,7 +216,7 @@ func (st *State) readFramed(ctx context.Context, t phalanx.TensorInfo, c Manifes
 	}
 	damage.Err = f.check(t, c, whole[:length])
 	if damage.Err == nil && len(bytes.Trim(whole[length:], "\x00")) > 0 {
-		damage.Err = fmt.Errorf("the bytes between this chunk and the next are not 0: %w", ErrCorrupt)
+		damage.Err = fmt.Errorf("the bytes between this chunk and the next are not 0: %w", ErrDamaged)
 	}
 	if damage.Err != nil {
 		return nil, damage
@@ -245,7 +245,7 @@ func (st *State) ReadRange(ctx context.Context, tensor int, off int64, p []byte)
 		return 0
 	})
 	if !found && len(p) > 0 {
-		return fmt.Errorf("read checkpoint: tensor %.60q has no chunk at %d: %w", t.Name, off, ErrCorrupt) // Merge proved coverage
+		return fmt.Errorf("read checkpoint: tensor %.60q has no chunk at %d: %w", t.Name, off, ErrDamaged) // Merge proved coverage
 	}
 	for ; len(p) > 0; i++ {
 		if c := t.Chunks[i]; off == c.Off && int64(len(p)) >= c.Length && !st.cached(tensor, i) {

@@ -90,7 +90,7 @@ func (f frame) check(t phalanx.TensorInfo, c ManifestChunk, whole []byte) error 
 		return err
 	}
 	if !bytes.Equal(before, whole[:len(before)]) || !bytes.Equal(after, whole[int64(len(before))+c.Length:]) {
-		return fmt.Errorf("the record around the chunk is not what was written: %w", ErrCorrupt)
+		return fmt.Errorf("the record around the chunk is not what was written: %w", ErrDamaged)
 	}
 	return nil
 }

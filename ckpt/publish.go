@@ -262,7 +262,7 @@ func checkObject(ctx context.Context, s Store, a Attempt, o Object) error {
 	case err != nil:
 		return err
 	case info.Size != o.Size:
-		return fmt.Errorf("%s: %d bytes, expected %d; run: phalanx ckpt verify: %w", key, info.Size, o.Size, ErrCorrupt)
+		return fmt.Errorf("%s: %d bytes, expected %d; run: phalanx ckpt verify: %w", key, info.Size, o.Size, ErrDamaged)
 	case info.HasCRC && info.CRC64NVME != o.CRC64NVME:
 		return fmt.Errorf("%s: crc64nvme %s, expected %s; run: phalanx ckpt verify: %w", key, info.CRC64NVME, o.CRC64NVME, ErrCorrupt)
 	}

@@ -24,6 +24,8 @@ var (
 	ErrConflict = errors.New("outcome unknown")
 	// ErrCorrupt: bytes do not have the checksum they must have.
 	ErrCorrupt = errors.New("checksum differs")
+	// ErrDamaged is an ErrCorrupt that no checksum found: bytes are missing, or are not what their format says.
+	ErrDamaged error = damaged{}
 	// ErrReadOnly: the store or its credentials allow no writing.
 	ErrReadOnly = errors.New("store is read-only")
 	// ErrUnavailable: the store did not answer, failed inside or asked to come later. Nothing was written. It heals by itself.
@@ -34,6 +36,14 @@ var (
 	// to change something.
 	ErrAuth = errors.New("not authorized")
 )
+
+// damaged is ErrDamaged.
+type damaged struct{}
+
+func (damaged) Error() string { return "damaged" }
+
+// Is makes it an ErrCorrupt.
+func (damaged) Is(target error) bool { return target == ErrCorrupt }
 
 // Store keeps objects: byte strings with a key, written whole and once.
 //
@@ -206,7 +216,7 @@ func readWhole(ctx context.Context, s Store, key string, limit int64) ([]byte, e
 		return nil, fmt.Errorf("read %s: %w", key, err)
 	}
 	if int64(len(p)) > limit {
-		return nil, fmt.Errorf("read %s: larger than %d bytes: %w", key, limit, ErrCorrupt)
+		return nil, fmt.Errorf("read %s: larger than %d bytes: %w", key, limit, ErrDamaged)
 	}
 	return p, nil
 }

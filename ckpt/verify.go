@@ -166,7 +166,7 @@ func (cp *Checkpoint) verifyMetadata(ctx context.Context, r *Report) error {
 	case err != nil:
 		damage.Err = err
 	case int64(len(b)) != m.Size:
-		damage.Err = fmt.Errorf("%d bytes, expected %d: %w", len(b), m.Size, ErrCorrupt)
+		damage.Err = fmt.Errorf("%d bytes, expected %d: %w", len(b), m.Size, ErrDamaged)
 	case sha256Hex(b) != m.SHA256:
 		damage.Got, damage.Err = Checksum(b), ErrCorrupt
 	default:
@@ -285,7 +285,7 @@ func (cp *Checkpoint) head(ctx context.Context, o Object) (*DamageError, error) 
 		return nil, err
 	case err != nil:
 	case info.Size != o.Size:
-		damage.Err = fmt.Errorf("the store has %d bytes, expected %d: %w", info.Size, o.Size, ErrCorrupt)
+		damage.Err = fmt.Errorf("the store has %d bytes, expected %d: %w", info.Size, o.Size, ErrDamaged)
 	case info.HasCRC && info.CRC64NVME != o.CRC64NVME:
 		damage.Got, damage.Err = info.CRC64NVME, ErrCorrupt
 	default:

@@ -83,7 +83,7 @@ func Select(v *view.View, s Selection) ([]Item, error) {
 			return nil, fmt.Errorf("%.80q would get the name \"\": %w", t.Name, ErrName)
 		}
 		if t.DType == "" {
-			return nil, fmt.Errorf("tensor %.80q: dtype %.40q cannot be converted; leave it out with --only: %w", t.Name, t.DTypeName, ckpt.ErrFormat)
+			return nil, fmt.Errorf("tensor %.80q: dtype %.80q cannot be converted; leave it out with --only: %w", t.Name, t.DTypeName, ckpt.ErrFormat)
 		}
 		if s.DType != "" && floating(t.DType) {
 			info.DType = s.DType // elem casts every float to every other

@@ -27,7 +27,7 @@ func DecodeMetadata(data []byte, limits pickle.Limits) (*Metadata, error) {
 	if doc.Length != int64(len(data)) {
 		return nil, fmt.Errorf("%s: %w: %d bytes follow its end", MetadataName, ErrMetadata, int64(len(data))-doc.Length)
 	}
-	r := reader{m: &Metadata{}, records: map[string]*place{}}
+	r := reader{m: &Metadata{}, records: map[key]*place{}}
 	for _, g := range doc.Foreign {
 		r.m.Foreign = append(r.m.Foreign, ForeignGlobal{Module: g.Module, Name: g.Name, Offset: g.Offset})
 	}
@@ -43,7 +43,7 @@ func DecodeMetadata(data []byte, limits pickle.Limits) (*Metadata, error) {
 // reader fills a Metadata from the values of a pickle.
 type reader struct {
 	m       *Metadata
-	records map[string]*place // by recordKey
+	records map[key]*place
 }
 
 // place is where a record is.
@@ -54,12 +54,18 @@ type place struct {
 	used       bool
 }
 
-// recordKey is what PyTorch looks a record up by: the name, and for tensors the offset of the chunk.
-func recordKey(name string, offset []int, tensor bool) string {
+// key is what PyTorch looks a record up by: the name, and for tensors the offset of the chunk. A long name that many chunks
+// share stays one string.
+type key struct {
+	name, offset string
+	tensor       bool
+}
+
+func recordKey(name string, offset []int, tensor bool) key {
 	if !tensor {
-		return name
+		return key{name: name}
 	}
-	return name + "\x00" + offsetKey(offset)
+	return key{name, offsetKey(offset), true}
 }
 
 // wrong is the error for a value that stands where another kind of value has to be. A global that is not known is named
@@ -171,16 +177,16 @@ func (r *reader) storage(v any) error {
 	return nil
 }
 
-// index reads a MetadataIndex as a recordKey.
-func index(v any) (string, error) {
+// index reads a MetadataIndex.
+func index(v any) (key, error) {
 	d, err := fields(v, classIndex, "a key of storage_data")
 	if err != nil {
-		return "", err
+		return key{}, err
 	}
 	fqn, _ := d.Get("fqn")
 	name, ok := fqn.(string)
 	if !ok {
-		return "", wrong(fqn, "the name in a key of storage_data")
+		return key{}, wrong(fqn, "the name in a key of storage_data")
 	}
 	offset, _ := d.Get("offset")
 	if offset == nil {
@@ -188,7 +194,7 @@ func index(v any) (string, error) {
 	}
 	numbers, err := pickle.Ints(offset)
 	if err != nil {
-		return "", fmt.Errorf("%w: the offset of a key of storage_data for %q: %w", ErrMetadata, name, err)
+		return key{}, fmt.Errorf("%w: the offset of a key of storage_data for %q: %w", ErrMetadata, name, err)
 	}
 	return recordKey(name, numbers, true), nil
 }

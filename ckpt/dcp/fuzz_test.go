@@ -79,13 +79,13 @@ func FuzzParseRecord(f *testing.F) {
 		f.Fatal(err)
 	}
 	f.Add(p)
-	for _, g := range goldens() {
-		m := readMetadata(f, g.dir())
+	for _, dir := range goldenDirs() {
+		m := readMetadata(f, dir)
 		for _, t := range m.Tensors {
-			f.Add(readRecord(f, g.dir(), t.Chunks[0].File, t.Chunks[0].At, t.Chunks[0].Length))
+			f.Add(readRecord(f, dir, t.Chunks[0].File, t.Chunks[0].At, t.Chunks[0].Length))
 		}
 		for _, o := range m.Objects {
-			f.Add(readRecord(f, g.dir(), o.File, o.At, o.Length))
+			f.Add(readRecord(f, dir, o.File, o.At, o.Length))
 		}
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {
@@ -110,5 +110,8 @@ func FuzzParseRecord(f *testing.F) {
 			t.Fatal(err)
 		}
 		pickle.SwapBytes(info.DType, elements)
+		if err := info.PutOff.Apply(info.DType, elements); err != nil {
+			t.Fatal(err)
+		}
 	})
 }

@@ -136,6 +136,37 @@ func (g golden) version() string {
 	return "1.0.0"
 }
 
+// goldenDirs are all folders of goldens, and the one of TestPutOff.
+func goldenDirs() []string {
+	dirs := []string{putOff}
+	for _, g := range goldens() {
+		dirs = append(dirs, g.dir())
+	}
+	return dirs
+}
+
+const putOff = "testdata/dcp-2.15/put-off"
+
+// TestPutOff: a conjugate and its imaginary part, which PyTorch had put off to make, are read as what they are.
+func TestPutOff(t *testing.T) {
+	tensors, _, err := dcptest.ReadAll(putOff, readMetadata(t, putOff))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, want := range map[string][]float32{
+		"plain": {0, -1, 1, -2, 2, -3, 3, -4, 4, -5, 5, -6}, "conj": {0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6},
+		"adjoint": {0, 1, 3, 4, 1, 2, 4, 5, 2, 3, 5, 6}, "imag": {1, 2, 3, 4, 5, 6},
+	} {
+		var b []byte
+		for _, v := range want {
+			b = binary.LittleEndian.AppendUint32(b, math.Float32bits(v))
+		}
+		if !bytes.Equal(tensors[name].Bytes, b) {
+			t.Errorf("%s: % x, want % x", name, tensors[name].Bytes, b)
+		}
+	}
+}
+
 // TestGolden: what PyTorch 2.0 wrote, and 2.11 and 2.15 at 1, 2 and 4 ranks, has the values that were put in.
 func TestGolden(t *testing.T) {
 	for _, g := range goldens() {

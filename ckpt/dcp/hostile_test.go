@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -267,6 +268,28 @@ func TestMetadataBomb(t *testing.T) {
 	b := x.bytes(t)
 	if _, err := dcp.DecodeMetadata(b, pickle.Limits{}); !errors.Is(err, pickle.ErrLimit) || len(b) > 1<<20 {
 		t.Errorf("%d bytes: %v", len(b), err)
+	}
+}
+
+// TestLongName: a name that many chunks share is not copied for each.
+func TestLongName(t *testing.T) {
+	x := newIndex()
+	name := strings.Repeat("n", 1<<20)
+	x.records = nil
+	var chunks []any
+	for i := range 500 {
+		chunks = append(chunks, x.chunk(size(i), size(1)))
+		x.records = append(x.records, x.key(name, size(i)), x.place("f", i, 1))
+	}
+	tensor := object(x.metadata, "TensorStorageMetadata", dict("properties", object(x.properties, "TensorProperties", x.state), "size", size(500), "chunks", list(chunks...)))
+	x.entries, x.planner = []any{name, tensor}, dict()
+	b := x.bytes(t)
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	_, err := dcp.DecodeMetadata(b, pickle.Limits{Expansion: 1 << 40})
+	runtime.ReadMemStats(&after)
+	if used := after.TotalAlloc - before.TotalAlloc; err != nil || used > 16*uint64(len(b)) || len(b) > 2<<20 {
+		t.Errorf("%d bytes took %d, %v", len(b), used, err)
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 	"io"
 	"strings"
 
+	"phalanx/ckpt/archive"
 	"phalanx/ckpt/pickle"
 )
 
@@ -57,14 +58,14 @@ func ParseRecord(ra io.ReaderAt, size int64) (RecordInfo, error) {
 	if info.Swap, err = a.bigEndian(); err != nil {
 		return RecordInfo{}, err
 	}
-	f := a.members[info.Member]
+	f := a.files[info.Member]
 	if f == nil {
 		return RecordInfo{}, fmt.Errorf("%w: it has no member %q", ErrRecord, info.Member)
 	}
 	if f.Method != zip.Store || f.UncompressedSize64 != f.CompressedSize64 || f.UncompressedSize64 != uint64(t.StorageBytes) {
 		return RecordInfo{}, fmt.Errorf("%w: its member %q has %d bytes stored as %d, and its storage %d", ErrRecord, info.Member, f.UncompressedSize64, f.CompressedSize64, t.StorageBytes)
 	}
-	if info.At, err = f.DataOffset(); err != nil {
+	if info.At, err = a.zip.Body(f); err != nil {
 		return RecordInfo{}, fmt.Errorf("%w: its member %q: %w", ErrRecord, info.Member, err)
 	}
 	if info.At < 0 || info.At > size || t.StorageBytes > size-info.At {
@@ -89,41 +90,45 @@ func ReadObject(ra io.ReaderAt, size int64) (any, error) {
 	return doc.Value, nil
 }
 
-// archive is a torch.save file: a zip archive whose members are all in one folder.
-type archive struct {
-	members map[string]*zip.File // without the folder
+// members is a torch.save file: a zip archive whose members are all in one folder.
+type members struct {
+	zip   *archive.Reader
+	files map[string]*zip.File // without the folder
 }
 
-func openArchive(ra io.ReaderAt, size int64) (*archive, error) {
-	r, err := zip.NewReader(io.NewSectionReader(ra, 0, size), size)
+func openArchive(ra io.ReaderAt, size int64) (*members, error) {
+	r, err := archive.Open(io.NewSectionReader(ra, 0, size), size)
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrRecord, err)
 	}
-	if len(r.File) > maxMembers {
-		return nil, fmt.Errorf("%w: it has %d members", ErrRecord, len(r.File))
+	if len(r.Files) > maxMembers {
+		return nil, fmt.Errorf("%w: it has %d members", ErrRecord, len(r.Files))
 	}
-	a := &archive{members: map[string]*zip.File{}}
-	for _, f := range r.File {
+	a := &members{zip: r, files: map[string]*zip.File{}}
+	for _, f := range r.Files {
 		_, name, ok := strings.Cut(f.Name, "/")
 		if !ok {
 			return nil, fmt.Errorf("%w: its member %q is in no folder", ErrRecord, f.Name)
 		}
-		if a.members[name] != nil {
+		if a.files[name] != nil {
 			return nil, fmt.Errorf("%w: it has two members %q", ErrRecord, name)
 		}
-		a.members[name] = f
+		a.files[name] = f
 	}
 	return a, nil
 }
 
 // read returns a member of at most limit bytes, and has checked its checksum.
-func (a *archive) read(name string, limit int64) ([]byte, error) {
-	f := a.members[name]
+func (a *members) read(name string, limit int64) ([]byte, error) {
+	f := a.files[name]
 	if f == nil {
 		return nil, fmt.Errorf("%w: it has no member %q", ErrRecord, name)
 	}
 	if f.UncompressedSize64 > uint64(limit) {
 		return nil, fmt.Errorf("%w: its member %q has %d bytes", ErrRecord, name, f.UncompressedSize64)
+	}
+	if _, err := a.zip.Body(f); err != nil {
+		return nil, fmt.Errorf("%w: its member %q: %w", ErrRecord, name, err)
 	}
 	r, err := f.Open()
 	if err != nil {
@@ -137,7 +142,7 @@ func (a *archive) read(name string, limit int64) ([]byte, error) {
 	return b, nil
 }
 
-func (a *archive) pickle(limit int64, p pickle.Policy) (*pickle.Document, error) {
+func (a *members) pickle(limit int64, p pickle.Policy) (*pickle.Document, error) {
 	b, err := a.read("data.pkl", limit)
 	if err != nil {
 		return nil, err
@@ -150,8 +155,8 @@ func (a *archive) pickle(limit int64, p pickle.Policy) (*pickle.Document, error)
 }
 
 // bigEndian reads the byte order. Archives of older versions do not name it: they are little-endian.
-func (a *archive) bigEndian() (bool, error) {
-	if a.members["byteorder"] == nil {
+func (a *members) bigEndian() (bool, error) {
+	if a.files["byteorder"] == nil {
 		return false, nil
 	}
 	b, err := a.read("byteorder", maxSmall)

@@ -19,5 +19,6 @@
 // # Statistics
 //
 // A Stats takes elements block by block, in any number of goroutines if each has its own (Merge). Everything is computed from
-// float64, which holds the elements of every dtype but the 64-bit integers exactly.
+// float64, which holds the elements of every dtype but the 64-bit integers exactly; of those the least and the largest are kept
+// as integers too.
 package elem

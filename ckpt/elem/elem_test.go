@@ -314,6 +314,46 @@ func TestStats(t *testing.T) {
 	}
 }
 
+// TestStatsOfIntegers: the least and largest of integers are exact, in whatever parts they are counted.
+func TestStatsOfIntegers(t *testing.T) {
+	wide := func(values ...uint64) (b []byte) {
+		for _, v := range values {
+			b = binary.LittleEndian.AppendUint64(b, v)
+		}
+		return b
+	}
+	for _, c := range []struct {
+		dtype       string
+		parts       [][]byte
+		least, most string
+	}{
+		{"i64", [][]byte{wide(math.MaxInt64, math.MaxInt64-1)}, "9223372036854775806", "9223372036854775807"},
+		{"i64", [][]byte{wide(1<<63, 0), wide(3)}, "-9223372036854775808", "3"},
+		{"i64", [][]byte{wide(5), {}, wide(7), wide(1<<53 + 1)}, "5", "9007199254740993"},
+		{"u64", [][]byte{wide(math.MaxUint64), wide(math.MaxUint64 - 1)}, "18446744073709551614", "18446744073709551615"},
+		{"i32", [][]byte{{0, 0, 0, 0x80}, {0xff, 0xff, 0xff, 0x7f}}, "-2147483648", "2147483647"},
+		{"u8", [][]byte{{}}, "", ""},
+	} {
+		var one, merged elem.Stats
+		for _, p := range c.parts {
+			var part elem.Stats
+			if err := errors.Join(one.Add(c.dtype, p), part.Add(c.dtype, p)); err != nil {
+				t.Fatal(err)
+			}
+			merged.Merge(part)
+		}
+		for _, s := range []elem.Stats{one, merged} {
+			if s.MinText() != c.least || s.MaxText() != c.most || s.Integers() != (c.dtype[1:] == "64") {
+				t.Errorf("%s %x: %s to %s, want %s to %s", c.dtype, c.parts, s.MinText(), s.MaxText(), c.least, c.most)
+			}
+		}
+	}
+	var s elem.Stats
+	if err := errors.Join(s.Add("i64", wide(1<<62)), s.Add("f64", wide(math.Float64bits(0.5)))); err != nil || s.MinText() != "0.5" || s.MaxText() != "4611686018427388000" {
+		t.Errorf("%s to %s, %v", s.MinText(), s.MaxText(), err)
+	}
+}
+
 func BenchmarkCast(b *testing.B) {
 	src := make([]byte, 1<<20)
 	for _, pair := range [][2]string{{"f32", "bf16"}, {"f32", "f8_e4m3fn"}, {"bf16", "f32"}} {

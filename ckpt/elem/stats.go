@@ -3,8 +3,10 @@
 package elem
 
 import (
+	"encoding/binary"
 	"fmt"
 	"math"
+	"strconv"
 
 	"phalanx"
 )
@@ -15,8 +17,12 @@ type Stats struct {
 	Count int64
 	// NaN, Inf and Zero are how many of them are not a number, infinite (of either sign), and zero (of either sign).
 	NaN, Inf, Zero int64
-	// Min and Max are the least and largest of those that are neither NaN nor infinite; meaningless while Finite is 0.
+	// Min and Max are the least and largest of those that are neither NaN nor infinite; meaningless while Finite is 0. Integers
+	// of 64 bits are rounded: MinText and MaxText are exact.
 	Min, Max float64
+
+	wide        string // "i64" or "u64" when least and most are those of such integers
+	least, most uint64 // as ordered has them
 
 	sum, rest float64 // of the finite ones; rest is what was rounded away
 }
@@ -46,11 +52,62 @@ func (s *Stats) Add(dtype string, src []byte) error {
 		if err := Decode(x, dtype, src[:n*size]); err != nil {
 			return err
 		}
+		s.wider(dtype, src[:n*size])
 		src = src[n*size:]
 		s.numbers(x)
 	}
 	return nil
 }
+
+// ordered turns the bits of an integer of 64 bits into a number that is larger for a larger integer, and back.
+func ordered(dtype string, bits uint64) uint64 {
+	if dtype == "i64" {
+		return bits ^ 1<<63
+	}
+	return bits
+}
+
+// wider keeps the least and largest of integers that float64 cannot hold. It comes before they are counted.
+func (s *Stats) wider(dtype string, src []byte) {
+	switch {
+	case s.Count > 0 && dtype != s.wide: // a rounded one was counted before, or is now
+		s.wide = ""
+		return
+	case dtype != "i64" && dtype != "u64":
+		return
+	case s.Count == 0:
+		s.wide, s.least, s.most = dtype, math.MaxUint64, 0
+	}
+	for ; len(src) >= 8; src = src[8:] {
+		v := ordered(dtype, binary.LittleEndian.Uint64(src))
+		s.least, s.most = min(s.least, v), max(s.most, v)
+	}
+}
+
+// MinText is Min as a decimal number, exact for integers; "" while Finite is 0.
+func (s *Stats) MinText() string { return s.text(s.Min, s.least) }
+
+// MaxText is Max as a decimal number, exact for integers; "" while Finite is 0.
+func (s *Stats) MaxText() string { return s.text(s.Max, s.most) }
+
+func (s *Stats) text(v float64, wide uint64) string {
+	switch {
+	case s.Finite() == 0:
+		return ""
+	case s.wide == "i64":
+		return strconv.FormatInt(int64(ordered(s.wide, wide)), 10)
+	case s.wide == "u64":
+		return strconv.FormatUint(wide, 10)
+	}
+	format := byte('f') // as encoding/json writes them
+	if a := math.Abs(v); a != 0 && (a < 1e-6 || a >= 1e21) {
+		format = 'e'
+	}
+	return strconv.FormatFloat(v, format, -1, 64)
+}
+
+// Integers reports whether the numbers are integers of 64 bits.
+func (s *Stats) Integers() bool { return s.wide != "" }
 
 func (s *Stats) numbers(x []float64) {
 	if s.Finite() == 0 {
@@ -94,6 +151,14 @@ func (s *Stats) addToSum(v float64) {
 
 // Merge adds the numbers that another one has counted.
 func (s *Stats) Merge(o Stats) {
+	switch {
+	case s.Count == 0:
+		s.wide, s.least, s.most = o.wide, o.least, o.most
+	case o.Count > 0 && s.wide == o.wide:
+		s.least, s.most = min(s.least, o.least), max(s.most, o.most)
+	case o.Count > 0: // numbers of several types
+		s.wide = ""
+	}
 	if o.Finite() > 0 {
 		if s.Finite() == 0 {
 			s.Min, s.Max = o.Min, o.Max

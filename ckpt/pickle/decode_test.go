@@ -162,7 +162,8 @@ func TestRefuses(t *testing.T) {
 		{"itself through a tuple", "]\x94h\x00\x85a.", "contains itself"},
 		{"itself through an object", "ctorch\nSize\n)\x81\x94h\x00b.", "contains itself"},
 		{"a bomb", doubling(60) + ".", "written out it has more than"},
-		{"many empty dicts", "(" + strings.Repeat("}", 5<<20) + "t.", "its values have more than"},
+		{"many empty dicts", "](" + strings.Repeat(strings.Repeat("}", 1000)+"e(", 10<<10) + "e.", "its values have more than"},
+		{"a deep stack", "(" + strings.Repeat("N", 2<<20) + "t.", "values wait on its stack"},
 	} {
 		doc, err := pickle.Decode([]byte(c.pickle), pickle.Policy{Known: []pickle.Name{{Module: "torch", Name: "Size"}}}, pickle.Limits{})
 		if err == nil || !strings.Contains(err.Error(), c.says) || doc != nil {

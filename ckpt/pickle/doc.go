@@ -32,5 +32,5 @@
 // # PyTorch
 //
 // AsTensor recognizes what torch.save writes for a tensor, EncodeTensor writes it, and Gather brings elements with any
-// strides into row-major order.
+// strides into row-major order. PutOff is what PyTorch has still to do to them: to conjugate or negate them.
 package pickle

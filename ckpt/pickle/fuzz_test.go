@@ -18,6 +18,12 @@ func FuzzDecode(f *testing.F) {
 		}
 		f.Add(b, true)
 	}
+	negative, err := EncodeTensor("f32", []int{2})
+	if err != nil {
+		f.Fatal(err)
+	}
+	end := bytes.LastIndexByte(negative, 't')
+	f.Add(append(append(bytes.Clone(negative[:end]), "}X\x03\x00\x00\x00neg\x88s"...), negative[end:]...), true)
 	for _, s := range seeds {
 		f.Add([]byte(s), false)
 	}
@@ -41,7 +47,11 @@ func FuzzDecode(f *testing.F) {
 		}
 		if IsTensor(d.Value) {
 			if tensor, err := AsTensor(d.Value); err == nil && tensor.StorageBytes < 1<<20 && tensor.Bytes() < 1<<20 && tensor.DType != "" {
-				if err := tensor.Gather(make([]byte, tensor.Bytes()), make([]byte, tensor.StorageBytes)); err != nil {
+				elements := make([]byte, tensor.Bytes())
+				if err := tensor.Gather(elements, make([]byte, tensor.StorageBytes)); err != nil {
+					t.Fatal(err)
+				}
+				if err := tensor.PutOff.Apply(tensor.DType, elements); err != nil {
 					t.Fatal(err)
 				}
 			}

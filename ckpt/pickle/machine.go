@@ -27,24 +27,42 @@ type machine struct {
 	limits Limits
 
 	stack   []any
-	marks   []int // heights of the stack at which a MARK lies
-	memo    []any // unset{} where nothing was put
+	marks   []int   // heights of the stack at which a MARK lies
+	memo    []*page // by number, pageSize in each: growing one slice would leave its copies behind
+	next    uint64  // one more than the highest number
 	globals map[Name]*Global
 	foreign []*Global
 	memory  int64 // charged so far
 }
 
-// unset is in places of the memo that hold nothing: nil is None.
-type unset struct{}
+// page is a part of the memo. Values are nil where nothing was put and none{} for None.
+type page [pageSize]any
 
-// What values cost in memory, roughly: see Limits.Memory.
+const pageSize = 256
+
+type none struct{}
+
+// What values cost in memory, never less than they take: see Limits.Memory.
 const (
 	costNumber = 16
 	costText   = 32
-	costNode   = 80
-	costObject = 208
-	costItem   = 32 // an interface value in a slice that may have grown to twice its length
+	costNode   = 48
+	costObject = 144
+	costItem   = 16 // an interface value in a slice
 )
+
+// slots is what a slice with room for so many values costs. To grow a long one takes the old one and the new one at a time.
+func slots(capacity int) int64 {
+	const long = 1 << 16
+	return costItem * int64(capacity+max(0, capacity-long))
+}
+
+// room charges what a slice has grown by, of values of several slots each.
+func (m *machine) room(before, after, each int) { m.memory += slots(each*after) - slots(each*before) }
+
+// maxStack bounds the stack and the marks on it. Picklers put no more than a thousand values of a list or dict there at a time,
+// and all values of a tuple.
+const maxStack = 1 << 20
 
 // Decode reads one pickle from the beginning of data. Errors are *SyntaxError, *UnknownGlobalError, or wrap ErrLimit.
 func Decode(data []byte, p Policy, l Limits) (*Document, error) {
@@ -83,6 +101,9 @@ func (m *machine) run() (any, error) {
 		}
 		if err := step(m); err != nil {
 			return nil, err
+		}
+		if len(m.stack) > maxStack || len(m.marks) > maxStack {
+			return nil, fmt.Errorf("%w: at byte %d more than %d values wait on its stack", ErrLimit, m.op, maxStack)
 		}
 		if m.memory > m.limits.Memory {
 			return nil, fmt.Errorf("%w: at byte %d its values have more than %d bytes", ErrLimit, m.op, m.limits.Memory)
@@ -156,7 +177,8 @@ func (m *machine) line() ([]byte, error) {
 func (m *machine) push(v any, cost int64) {
 	before := cap(m.stack)
 	m.stack = append(m.stack, v)
-	m.memory += cost + 16*int64(cap(m.stack)-before)
+	m.memory += cost
+	m.room(before, cap(m.stack), 1)
 }
 
 func (m *machine) pushText(b []byte) error {
@@ -223,28 +245,36 @@ func (m *machine) put(n uint64) error {
 	if err != nil {
 		return err
 	}
-	if have := uint64(len(m.memo)); n >= have {
-		more := n - have + 1
-		if more > uint64(m.limits.Memory)/16 {
+	at := n / pageSize
+	if have := uint64(len(m.memo)); at >= have {
+		if at-have > uint64(m.limits.Memory)/costItem {
 			return fmt.Errorf("%w: at byte %d it numbers a value %d", ErrLimit, m.op, n)
 		}
 		before := cap(m.memo)
-		m.memo = slices.Grow(m.memo, int(more))
-		if m.memory += 16 * int64(cap(m.memo)-before); m.memory > m.limits.Memory {
+		m.memo = append(m.memo, make([]*page, at-have+1)...)
+		m.room(before, cap(m.memo), 1)
+	}
+	if m.memo[at] == nil {
+		if m.memory += costItem * pageSize; m.memory > m.limits.Memory {
 			return fmt.Errorf("%w: at byte %d it numbers a value %d", ErrLimit, m.op, n)
 		}
-		for range more {
-			m.memo = append(m.memo, unset{})
-		}
+		m.memo[at] = new(page)
 	}
-	m.memo[n] = v
+	if v == nil {
+		v = none{}
+	}
+	m.memo[at][n%pageSize] = v
+	m.next = max(m.next, n+1)
 	return nil
 }
 
 // get puts the value with a number on the stack again.
 func (m *machine) get(n uint64) error {
-	if n < uint64(len(m.memo)) {
-		if v := m.memo[n]; v != (any)(unset{}) {
+	if at := n / pageSize; at < uint64(len(m.memo)) && m.memo[at] != nil {
+		if v := m.memo[at][n%pageSize]; v == (any)(none{}) {
+			m.push(nil, 0)
+			return nil
+		} else if v != nil {
 			m.push(v, 0)
 			return nil
 		}

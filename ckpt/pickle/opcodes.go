@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math"
 	"math/big"
+	"slices"
 )
 
 // opcodes are what the machine runs, by their byte. STOP is run by the loop itself; what is nil is refused.
@@ -62,7 +63,7 @@ var opcodes = [256]func(*machine) error{
 
 	'q':  func(m *machine) error { return m.numbered(1, m.put) },
 	'r':  func(m *machine) error { return m.numbered(4, m.put) },
-	0x94: func(m *machine) error { return m.put(uint64(len(m.memo))) },
+	0x94: func(m *machine) error { return m.put(m.next) },
 	'h':  func(m *machine) error { return m.numbered(1, m.get) },
 	'j':  func(m *machine) error { return m.numbered(4, m.get) },
 
@@ -242,15 +243,18 @@ func (m *machine) extend(items []any, err error) error {
 	if err != nil {
 		return err
 	}
-	m.memory += costItem * int64(len(items))
+	var to *[]any
 	switch on := on.(type) {
 	case *List:
-		on.Items = append(on.Items, items...)
+		to = &on.Items
 	case *Object:
-		on.Items = append(on.Items, items...)
+		to = &on.Items
 	default:
 		return m.syntax("values are appended to %s", Describe(on))
 	}
+	before := cap(*to)
+	*to = append(*to, items...)
+	m.room(before, cap(*to), 1)
 	return nil
 }
 
@@ -266,8 +270,9 @@ func (m *machine) addItems(items []any, err error) error {
 	if !ok || set.Frozen {
 		return m.syntax("values are added to %s", Describe(on))
 	}
-	m.memory += costItem * int64(len(items))
+	before := cap(set.Items)
 	set.Items = append(set.Items, items...)
+	m.room(before, cap(set.Items), 1)
 	return nil
 }
 
@@ -292,7 +297,9 @@ func (m *machine) setItems(items []any, err error) error {
 	default:
 		return m.syntax("keys are set in %s", Describe(on))
 	}
-	m.memory += costItem * int64(len(items))
+	before := cap(*pairs)
+	*pairs = slices.Grow(*pairs, len(items)/2)
+	m.room(before, cap(*pairs), 2)
 	for i := 0; i < len(items); i += 2 {
 		*pairs = append(*pairs, Pair{items[i], items[i+1]})
 	}

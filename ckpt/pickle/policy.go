@@ -28,10 +28,10 @@ type Policy struct {
 // Limits bounds what a pickle may cost. The zero value of a field means the default.
 type Limits struct {
 	Bytes  int64 // of the pickle; default 256 MiB
-	Memory int64 // bytes of all values together, roughly; default 64 MiB and 40 for each byte of the pickle
+	Memory int64 // bytes of all values together; default 64 MiB and 20 for each byte of the pickle, an index of DCP takes up to 17
 	Depth  int   // how deep values nest; default 128
 	// Expansion bounds how many values one would visit who goes into shared ones again each time; a string of 64 bytes
-	// more counts as one more. Default 65,536 and 8 for each byte of the pickle.
+	// more counts as one more. Default 65,536 and 2 for each byte of the pickle.
 	Expansion int64
 }
 
@@ -40,13 +40,13 @@ func (l Limits) withDefaults(length int64) Limits {
 		l.Bytes = 256 << 20
 	}
 	if l.Memory <= 0 {
-		l.Memory = 64<<20 + 40*length
+		l.Memory = 64<<20 + 20*length
 	}
 	if l.Depth <= 0 {
 		l.Depth = 128
 	}
 	if l.Expansion <= 0 {
-		l.Expansion = 1<<16 + 8*length
+		l.Expansion = 1<<16 + 2*length
 	}
 	return l
 }

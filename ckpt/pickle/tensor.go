@@ -15,18 +15,25 @@ type Tensor struct {
 	Storage      string // its key: the member data/KEY of the archive
 	StorageBytes int64  // of the whole storage
 	DType        string // one of phalanx.DTypes, "" when there is none for DTypeName
-	DTypeName    string // PyTorch's own name, such as float32
+	DTypeName    string // PyTorch's own name, such as float32, and a property that cannot be read: then DType is ""
 	Shape        []int
 	Strides      []int // in elements, one for each dimension, not negative; 0 repeats
 	Offset       int64 // of the first element in the storage, in elements
+	PutOff       PutOff
 	RequiresGrad bool
 }
 
-// rebuilds are the functions by which PyTorch makes a tensor of its description, with the arguments that they have at least.
-var rebuilds = map[Name]int{
-	{"torch._utils", "_rebuild_tensor"}:    4,
-	{"torch._utils", "_rebuild_tensor_v2"}: 6,
-	{"torch._utils", "_rebuild_tensor_v3"}: 7,
+// rebuild is what the arguments of a function are by which PyTorch makes a tensor of its description.
+type rebuild struct {
+	least, most int
+	dtype       int // place of the dtype, 0: that of the storage
+	properties  int // place of a dict of further properties, which may be missing; 0: there is none
+}
+
+var rebuilds = map[Name]rebuild{
+	{"torch._utils", "_rebuild_tensor"}:    {least: 4, most: 4},
+	{"torch._utils", "_rebuild_tensor_v2"}: {least: 6, most: 7, properties: 6},
+	{"torch._utils", "_rebuild_tensor_v3"}: {least: 7, most: 8, dtype: 6, properties: 7},
 }
 
 // wrappers are functions that take a tensor as their first argument and return it, marked.
@@ -81,11 +88,11 @@ func AsTensor(v any) (*Tensor, error) {
 		if !ok {
 			return nil, fmt.Errorf("%s is called with %s", g, Describe(o.Args))
 		}
-		if least, ok := rebuilds[key]; ok {
-			if len(args.Items) < least {
-				return nil, fmt.Errorf("%s is called with %d arguments, it has %d", g, len(args.Items), least)
+		if how, ok := rebuilds[key]; ok {
+			if len(args.Items) < how.least || len(args.Items) > how.most {
+				return nil, fmt.Errorf("%s is called with %d arguments, it has %d to %d", g, len(args.Items), how.least, how.most)
 			}
-			t, err := tensorOf(args.Items)
+			t, err := tensorOf(args.Items, how)
 			if err == nil && parameter {
 				t.RequiresGrad = true
 			}
@@ -106,17 +113,19 @@ func AsTensor(v any) (*Tensor, error) {
 	return nil, fmt.Errorf("a tensor wrapped too often")
 }
 
-// tensorOf reads (storage, offset, shape, strides, requires_grad, hooks, dtype); the last three may be missing.
-func tensorOf(args []any) (*Tensor, error) {
+// tensorOf reads (storage, offset, shape, strides, requires_grad, hooks, dtype, properties) as far as a function has them.
+func tensorOf(args []any, how rebuild) (*Tensor, error) {
 	t, size, err := storageOf(args[0])
 	if err != nil {
 		return nil, err
 	}
-	if len(args) > 6 {
-		if g, ok := args[6].(*Global); ok && g.Module == "torch" {
-			t.DTypeName, t.DType = g.Name, DType(g.Name)
-			size = phalanx.DTypeSize(t.DType)
+	if how.dtype > 0 {
+		g, ok := args[how.dtype].(*Global)
+		if !ok || g.Module != "torch" {
+			return nil, fmt.Errorf("the dtype of a tensor is %s", Describe(args[how.dtype]))
 		}
+		t.DTypeName, t.DType = g.Name, DType(g.Name)
+		size = phalanx.DTypeSize(t.DType)
 	}
 	offset, ok := args[1].(int64)
 	if !ok || offset < 0 {
@@ -134,6 +143,11 @@ func tensorOf(args []any) (*Tensor, error) {
 	}
 	if err := t.check(size); err != nil {
 		return nil, err
+	}
+	if how.properties > 0 && len(args) > how.properties {
+		if err := t.putOff(args[how.properties]); err != nil {
+			return nil, err
+		}
 	}
 	return t, nil
 }

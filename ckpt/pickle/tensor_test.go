@@ -86,8 +86,22 @@ func TestAsTensor(t *testing.T) {
 		v     any
 		wants string // a part of the error, or of the tensor
 	}{
-		{"plain", plain, "{Storage:7 StorageBytes:24 DType:f32 DTypeName:float32 Shape:[2 3] Strides:[1 2] Offset:0 RequiresGrad:true}"},
+		{"plain", plain, "{Storage:7 StorageBytes:24 DType:f32 DTypeName:float32 Shape:[2 3] Strides:[1 2] Offset:0 PutOff:{Conjugate:false Negate:false} RequiresGrad:true}"},
 		{"with metadata", call(v2, append(slices.Clone(plain.Args.(*pickle.Tuple).Items), &pickle.Dict{})...), "DType:f32"},
+		{"with no metadata", with(plain, nil), "DType:f32"},
+		{"negative", with(plain, properties("neg", true)), "PutOff:{Conjugate:false Negate:true}"},
+		{"not negative", with(plain, properties("neg", true, "neg", false)), "PutOff:{Conjugate:false Negate:false}"},
+		{"a conjugate", with(call(v2, complexStorage, int64(0), ints(2), ints(1), true, hooks), properties("conj", true)), "DType:c64 DTypeName:complex64 Shape:[2] Strides:[1] Offset:0 PutOff:{Conjugate:true Negate:false}"},
+		{"a conjugate of no complex numbers", with(plain, properties("conj", true)), `DType: DTypeName:float32 with the property "conj or neg" Shape`},
+		{"with an unknown property", with(plain, properties("neg", true, "zero", true)), `DType: DTypeName:float32 with the property "zero" Shape`},
+		{"with a property of another kind", with(plain, properties("neg", int64(1))), `DType: DTypeName:float32 with the property "neg" Shape`},
+		{"with a property without a name", with(plain, properties(int64(1), true)), `DType: DTypeName:float32 with the property "an int" Shape`},
+		{"with properties of text", with(plain, "neg"), "the properties of a tensor are the string"},
+		{"with a dtype as properties", with(plain, known("torch", "float64")), "the properties of a tensor are the global torch.float64"},
+		{"with one argument more", with(plain, nil, nil), "8 arguments, it has 6 to 7"},
+		{"untyped and negative", call(v3, untyped, int64(1), ints(3), ints(1), false, hooks, known("torch", "uint16"), properties("neg", true)), "DType:u16 DTypeName:uint16 Shape:[3] Strides:[1] Offset:1 PutOff:{Conjugate:false Negate:true}"},
+		{"untyped without negatives", call(v3, untyped, int64(1), ints(3), ints(1), false, hooks, known("torch", "float8_e4m3fnuz"), properties("neg", true)), `DTypeName:float8_e4m3fnuz with the property "conj or neg"`},
+		{"untyped without a dtype", call(v3, untyped, int64(1), ints(3), ints(1), false, hooks, "bfloat16"), "the dtype of a tensor is the string"},
 		{"of the first kind", call(known("torch._utils", "_rebuild_tensor"), storage(int64(6)), int64(5), ints(), ints()), "Offset:5"},
 		{"a parameter", call(known("torch._utils", "_rebuild_parameter"), plain, true, hooks), "StorageBytes:24"},
 		{"of a type of its own", call(known("torch._tensor", "_rebuild_from_type_v2"), v2, &pickle.Global{Module: "mine", Name: "T"}, plain.Args, &pickle.Dict{}), "StorageBytes:24"},
@@ -127,6 +141,50 @@ func TestAsTensor(t *testing.T) {
 		}
 		if !strings.Contains(got, c.wants) || (tensor == nil) != (err != nil) {
 			t.Errorf("%s: %s, want %q", c.name, got, c.wants)
+		}
+	}
+}
+
+var complexStorage = &pickle.PersistentID{ID: &pickle.Tuple{Items: []any{"storage", known("torch", "ComplexFloatStorage"), "0", "cpu", int64(2)}}}
+
+// with is a call with more arguments.
+func with(o *pickle.Object, more ...any) *pickle.Object {
+	return &pickle.Object{Class: o.Class, Args: &pickle.Tuple{Items: append(slices.Clone(o.Args.(*pickle.Tuple).Items), more...)}}
+}
+
+func properties(keysAndValues ...any) *pickle.Dict {
+	d := &pickle.Dict{}
+	for i := 0; i < len(keysAndValues); i += 2 {
+		d.Pairs = append(d.Pairs, pickle.Pair{Key: keysAndValues[i], Value: keysAndValues[i+1]})
+	}
+	return d
+}
+
+// TestPutOff: what PyTorch has put off is done to each number, and to no part of one.
+func TestPutOff(t *testing.T) {
+	for _, c := range []struct {
+		do           pickle.PutOff
+		dtype        string
+		before, want string
+	}{
+		{pickle.PutOff{Negate: true}, "f32", "\x01\x02\x03\x04\x05\x06\x07\x88", "\x01\x02\x03\x84\x05\x06\x07\x08"},
+		{pickle.PutOff{Negate: true}, "bf16", "\x01\x02\x03\x84", "\x01\x82\x03\x04"},
+		{pickle.PutOff{Negate: true}, "i16", "\x01\x00\x00\x80", "\xff\xff\x00\x80"},
+		{pickle.PutOff{Negate: true}, "u8", "\x00\x01\xff", "\x00\xff\x01"},
+		{pickle.PutOff{Negate: true}, "i64", "\x02\x00\x00\x00\x00\x00\x00\x00", "\xfe\xff\xff\xff\xff\xff\xff\xff"},
+		{pickle.PutOff{Conjugate: true}, "c64", "\x01\x02\x03\x04\x05\x06\x07\x08", "\x01\x02\x03\x04\x05\x06\x07\x88"},
+		{pickle.PutOff{Negate: true}, "c64", "\x01\x02\x03\x04\x05\x06\x07\x08", "\x01\x02\x03\x84\x05\x06\x07\x88"},
+		{pickle.PutOff{Conjugate: true, Negate: true}, "c64", "\x01\x02\x03\x04\x05\x06\x07\x08", "\x01\x02\x03\x84\x05\x06\x07\x08"},
+		{pickle.PutOff{}, "f8_e4m3fnuz", "\x00", "\x00"},
+	} {
+		b := []byte(c.before)
+		if err := c.do.Apply(c.dtype, b); err != nil || string(b) != c.want {
+			t.Errorf("%+v of %s: %x, want %x, %v", c.do, c.dtype, b, c.want, err)
+		}
+	}
+	for dtype, n := range map[string]int{"f8_e8m0fnu": 1, "bool": 1, "f32": 3, "f31": 4} {
+		if (pickle.PutOff{Negate: true}).Apply(dtype, make([]byte, n)) == nil {
+			t.Errorf("%d bytes of %s are negated", n, dtype)
 		}
 	}
 }

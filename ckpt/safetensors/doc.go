@@ -12,7 +12,8 @@
 // The header maps the name of each tensor to {"dtype", "shape", "data_offsets": [from, to]}, with offsets from the begin of
 // the buffer, and "__metadata__" to an object of strings. Read checks all of it before it returns: names are unique (also
 // where a JSON reader would let the last one win), shape and element type give the length, the tensors cover the buffer once
-// and leave nothing over. The error says at which byte of the file what was expected and what is there.
+// and leave nothing over. More than 262,144 tensors in a file are refused (ErrTooMany): entries may be short, and each costs its
+// reader many times its bytes. The error says at which byte of the file what was expected and what is there.
 //
 // Element types are named as in package phalanx. F4, F6_E2M3 and F6_E3M2 have elements smaller than a byte; no dtype of
 // phalanx is like that, so such a tensor is listed with its size and an empty DType, and Tensor.Readable says why it cannot be

@@ -19,6 +19,8 @@ var (
 	ErrDamaged = errors.New("not a whole safetensors file")
 	// ErrUnsupported: the format has a name for it that phalanx has no dtype for, or the other way round.
 	ErrUnsupported = errors.New("element type not supported")
+	// ErrTooMany: there are more tensors than are read.
+	ErrTooMany = errors.New("too many tensors")
 )
 
 const (
@@ -30,6 +32,8 @@ const (
 	align = 64
 	// lengthBytes is the size of the header's length.
 	lengthBytes = 8
+	// maxTensors bounds the tensors of a file: an entry of a header may have few bytes, and every tensor costs its reader far more.
+	maxTensors = 1 << 18
 )
 
 // Tensor is one tensor of one file.
@@ -137,6 +141,9 @@ func decode(header []byte, size int64) (*File, error) {
 	err = w.object(func(name string) error {
 		if name == metadataKey {
 			return w.strings(&f.Metadata)
+		}
+		if len(f.Tensors) == maxTensors {
+			return fmt.Errorf("%w: the header has more than %d tensors; write several files", ErrTooMany, maxTensors)
 		}
 		t, err := w.tensor(name, f.DataAt)
 		f.Tensors = append(f.Tensors, t)

@@ -207,3 +207,21 @@ func manyLarge() (infos []phalanx.TensorInfo) {
 	}
 	return infos
 }
+
+// TestTooManyTensors: a header of short entries is refused before each of them costs its reader many times its bytes.
+func TestTooManyTensors(t *testing.T) {
+	var header strings.Builder
+	const most = 1 << 18
+	header.WriteByte('{')
+	for i := range most + 1 {
+		if i > 0 {
+			header.WriteByte(',')
+		}
+		fmt.Fprintf(&header, `"%d":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}`, i)
+	}
+	header.WriteByte('}')
+	content := file(header.String(), 0)
+	if f, err := safetensors.Read(bytes.NewReader(content), int64(len(content))); !errors.Is(err, safetensors.ErrTooMany) || !strings.Contains(err.Error(), "more than 262144 tensors") {
+		t.Errorf("%v, %v", f != nil, err)
+	}
+}

@@ -260,7 +260,7 @@ func (w *walker) tensor(name string, dataAt int64) (Tensor, error) {
 	size := int64(0)
 	for _, d := range dtypes {
 		if d.name == t.DTypeName {
-			t.DType, size = d.dtype, d.bits
+			t.DType, t.DTypeName, size = d.dtype, d.name, d.bits // one string for all tensors
 		}
 	}
 	if size == 0 {

@@ -11,6 +11,8 @@ import (
 	"io"
 	"slices"
 	"strings"
+
+	"phalanx/ckpt/archive"
 )
 
 // What callers branch on.
@@ -35,12 +37,13 @@ var (
 	legacyMagic = []byte("\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19") // LONG1 of the number that begins a legacy file
 )
 
-// archive is a zip archive whose members are all in one folder.
-type archive struct {
-	ra      io.ReaderAt
-	size    int64
-	folder  string
-	members map[string]*zip.File // without the folder
+// members is a zip archive whose members are all in one folder.
+type members struct {
+	ra     io.ReaderAt
+	zip    *archive.Reader
+	size   int64
+	folder string
+	files  map[string]*zip.File // without the folder
 }
 
 // recognize refuses what is no zip archive, with what it looks like.
@@ -62,23 +65,23 @@ func recognize(ra io.ReaderAt, size int64) error {
 	return fmt.Errorf("%w: it begins with % x, a zip archive with % x", ErrDamaged, head[:min(4, len(head))], zipMagic)
 }
 
-func openArchive(ra io.ReaderAt, size int64) (*archive, error) {
+func openArchive(ra io.ReaderAt, size int64) (*members, error) {
 	if err := recognize(ra, size); err != nil {
 		return nil, err
 	}
-	r, err := zip.NewReader(ra, size)
+	r, err := archive.Open(ra, size)
 	if err != nil {
 		return nil, fmt.Errorf("%w: the directory at the end of the zip archive of %d bytes: %w; the file may be cut off", ErrDamaged, size, err)
 	}
-	if len(r.File) > maxMembers {
-		return nil, fmt.Errorf("%w: the archive has %d members, more than the limit of %d", ErrDamaged, len(r.File), maxMembers)
+	if len(r.Files) > maxMembers {
+		return nil, fmt.Errorf("%w: the archive has %d members, more than the limit of %d", ErrDamaged, len(r.Files), maxMembers)
 	}
-	a := &archive{ra: ra, size: size, members: make(map[string]*zip.File, len(r.File))}
-	if slices.ContainsFunc(r.File, func(f *zip.File) bool { return strings.HasSuffix(f.Name, "/constants.pkl") }) {
+	a := &members{ra: ra, zip: r, size: size, files: make(map[string]*zip.File, len(r.Files))}
+	if slices.ContainsFunc(r.Files, func(f *zip.File) bool { return strings.HasSuffix(f.Name, "/constants.pkl") }) {
 		return nil, fmt.Errorf("%w: this is a TorchScript archive (torch.jit.save); save the state_dict of the loaded module with torch.save", ErrUnsupported)
 	}
 	room := uint64(size) - min(uint64(size), endBytes)
-	for i, f := range r.File {
+	for i, f := range r.Files {
 		folder, name, ok := strings.Cut(f.Name, "/")
 		if i == 0 {
 			a.folder = folder
@@ -86,7 +89,7 @@ func openArchive(ra io.ReaderAt, size int64) (*archive, error) {
 		switch {
 		case !ok || folder != a.folder:
 			return nil, fmt.Errorf("%w: the member %.80q is not in the folder %.80q like the first one", ErrDamaged, f.Name, a.folder)
-		case a.members[name] != nil:
+		case a.files[name] != nil:
 			return nil, fmt.Errorf("%w: there are two members %.80q", ErrDamaged, f.Name)
 		case f.Method != zip.Store:
 			return nil, fmt.Errorf("%w: the member %.80q is compressed (method %d), torch.save stores all as they are; unpack the archive and pack it without compression (zip -0)", ErrUnsupported, f.Name, f.Method)
@@ -100,21 +103,21 @@ func openArchive(ra io.ReaderAt, size int64) (*archive, error) {
 			return nil, fmt.Errorf("%w: the members have more bytes than the file, which has %d: %.80q has %d and there is room for %d", ErrDamaged, size, f.Name, f.CompressedSize64, room)
 		}
 		room -= f.CompressedSize64 + takes
-		a.members[name] = f
+		a.files[name] = f
 	}
-	if a.members["data.pkl"] == nil {
+	if a.files["data.pkl"] == nil {
 		return nil, fmt.Errorf("%w: the zip archive has no member data.pkl, so torch.save did not write it", ErrUnsupported)
 	}
 	return a, nil
 }
 
 // where is the range of a member's bytes in the file. It reads the member's local header.
-func (a *archive) where(name string) (at, length int64, err error) {
-	f := a.members[name]
+func (a *members) where(name string) (at, length int64, err error) {
+	f := a.files[name]
 	if f == nil {
 		return 0, 0, fmt.Errorf("%w: the archive has no member %.80q", ErrDamaged, a.folder+"/"+name)
 	}
-	if at, err = f.DataOffset(); err != nil {
+	if at, err = a.zip.Body(f); err != nil {
 		return 0, 0, fmt.Errorf("%w: local header of member %.80q: %w", ErrDamaged, f.Name, err)
 	}
 	length = int64(f.CompressedSize64)
@@ -125,32 +128,32 @@ func (a *archive) where(name string) (at, length int64, err error) {
 }
 
 // small returns a member of at most limit bytes, with its checksum verified.
-func (a *archive) small(name string, limit int64) ([]byte, error) {
+func (a *members) small(name string, limit int64) ([]byte, error) {
 	at, length, err := a.where(name)
 	if err != nil {
 		return nil, err
 	}
 	if length > limit {
-		return nil, fmt.Errorf("%w: member %.80q has %d bytes, more than the limit of %d", ErrDamaged, a.members[name].Name, length, limit)
+		return nil, fmt.Errorf("%w: member %.80q has %d bytes, more than the limit of %d", ErrDamaged, a.files[name].Name, length, limit)
 	}
 	p := make([]byte, length)
 	if err := readFull(a.ra, p, at); err != nil {
-		return nil, fmt.Errorf("member %.80q: %w", a.members[name].Name, err)
+		return nil, fmt.Errorf("member %.80q: %w", a.files[name].Name, err)
 	}
 	return p, a.sameSum(name, crc32.ChecksumIEEE(p))
 }
 
 // sameSum compares the checksum of a member's bytes with that in the directory.
-func (a *archive) sameSum(name string, got uint32) error {
-	if f := a.members[name]; f.CRC32 != got {
+func (a *members) sameSum(name string, got uint32) error {
+	if f := a.files[name]; f.CRC32 != got {
 		return fmt.Errorf("%w: member %.80q: its bytes have CRC-32 %08x, the archive says %08x", ErrDamaged, f.Name, got, f.CRC32)
 	}
 	return nil
 }
 
 // bigEndian reads the byte order. Archives of older versions do not name it: they are little-endian.
-func (a *archive) bigEndian() (bool, error) {
-	if a.members["byteorder"] == nil {
+func (a *members) bigEndian() (bool, error) {
+	if a.files["byteorder"] == nil {
 		return false, nil
 	}
 	b, err := a.small("byteorder", maxSmall)

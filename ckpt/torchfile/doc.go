@@ -7,7 +7,8 @@
 // The archive has one folder with the members data.pkl, a pickle that describes the saved value, data/KEY, the bytes of the
 // storage KEY, byteorder ("little" or "big", little when missing), and some that say nothing about the content. All are
 // stored, never compressed. A tensor in the pickle is a view of a storage: first element, shape and strides, so tensors can
-// share a storage, overlap and repeat elements.
+// share a storage, overlap and repeat elements, and can have a bit that says that stored elements are still to be conjugated or
+// negated.
 //
 // Open reads the directory of the archive and the pickle, no storage. The pickle is read as data (package ckpt/pickle): tensors
 // become Tensors, everything else Objects, which are values or names of what Python would have called. File.WriteTo gives a

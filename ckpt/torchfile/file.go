@@ -3,6 +3,7 @@
 package torchfile
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -48,9 +49,10 @@ type File struct {
 	// Objects are in the order of the file, as Tensors are.
 	Objects []Object
 
-	archive  *archive
+	archive  *members
 	mu       sync.Mutex       // guards what follows; never held over I/O
-	located  []span           // of storages, by at
+	located  map[string]int64 // where storages are, by key
+	spans    []span           // of those with bytes, by at
 	verified map[string]error // nil: has its checksum; by storage
 }
 
@@ -87,7 +89,7 @@ func Open(ra io.ReaderAt, size int64) (*File, error) {
 		return nil, fmt.Errorf("data.pkl: %w", err)
 	}
 	f := &File{archive: a, verified: map[string]error{}}
-	if err := f.flatten(doc.Value); err != nil {
+	if err := f.flatten(doc.Value, int64(len(text))); err != nil {
 		return nil, err
 	}
 	room := max(minRoom, size*maxViews)
@@ -97,7 +99,7 @@ func Open(ra io.ReaderAt, size int64) (*File, error) {
 		if room -= t.Bytes(); room < 0 {
 			return nil, fmt.Errorf("%w: tensor %.200q: the tensors of this file have more than %d times its %d bytes, by repeating elements or sharing storages; clone() them before torch.save", ErrUnsupported, t.Name, maxViews, size)
 		}
-		m := a.members[member(t.Storage)]
+		m := a.files[member(t.Storage)]
 		if m == nil {
 			return nil, fmt.Errorf("%w: tensor %.200q: the archive has no member %.80q", ErrDamaged, t.Name, a.folder+"/"+member(t.Storage))
 		}
@@ -116,14 +118,10 @@ func member(storage string) string { return "data/" + storage }
 // member's local header once. Storages that overlap one that was located before are refused.
 func (f *File) Locate(t *Tensor) (int64, error) {
 	f.mu.Lock()
-	i := slices.IndexFunc(f.located, func(s span) bool { return s.key == t.Storage })
-	var known span
-	if i >= 0 {
-		known = f.located[i]
-	}
+	at, known := f.located[t.Storage]
 	f.mu.Unlock()
-	if i >= 0 {
-		return known.at, nil
+	if known {
+		return at, nil
 	}
 	at, length, err := f.archive.where(member(t.Storage))
 	if err != nil {
@@ -131,12 +129,22 @@ func (f *File) Locate(t *Tensor) (int64, error) {
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	for _, s := range f.located {
-		if s.key != t.Storage && at < s.at+s.length && s.at < at+length {
-			return 0, fmt.Errorf("%w: the storages %.40q and %.40q share bytes of the file: [%d, %d) and [%d, %d)", ErrDamaged, s.key, t.Storage, s.at, s.at+s.length, at, at+length)
-		}
+	if _, known := f.located[t.Storage]; known { // by another goroutine
+		return at, nil
 	}
-	f.located = append(f.located, span{t.Storage, at, length})
+	if length > 0 {
+		i, _ := slices.BinarySearchFunc(f.spans, at, func(s span, at int64) int { return cmp.Compare(s.at, at) })
+		for _, s := range f.spans[max(i-1, 0):min(i+1, len(f.spans))] { // those located do not overlap each other
+			if at < s.at+s.length && s.at < at+length {
+				return 0, fmt.Errorf("%w: the storages %.40q and %.40q share bytes of the file: [%d, %d) and [%d, %d)", ErrDamaged, s.key, t.Storage, s.at, s.at+s.length, at, at+length)
+			}
+		}
+		f.spans = slices.Insert(f.spans, i, span{t.Storage, at, length})
+	}
+	if f.located == nil {
+		f.located = map[string]int64{}
+	}
+	f.located[t.Storage] = at
 	return at, nil
 }
 

@@ -26,11 +26,20 @@ type flattener struct {
 	file  *File
 	whole map[*pickle.List]bool // lists that are one object
 	named map[string][]any
+	room  int64 // bytes that names and paths may still take
 }
 
+// Names repeat the keys that lead to a value, and a pickle says a key once. So their memory is bounded by the pickle's size:
+// least for any file, and so much for each byte of it.
+const (
+	leastNames   = 64 << 20
+	namesPerByte = 16
+	leafBytes    = 256 // what a tensor or object takes beside its name and path
+)
+
 // flatten turns the saved value into tensors and objects. Recursion is bounded by the limits that the value was decoded with.
-func (f *File) flatten(value any) error {
-	w := &flattener{file: f, whole: map[*pickle.List]bool{}, named: map[string][]any{}}
+func (f *File) flatten(value any, length int64) error {
+	w := &flattener{file: f, whole: map[*pickle.List]bool{}, named: map[string][]any{}, room: leastNames + namesPerByte*length}
 	return w.visit(nil, value)
 }
 
@@ -64,8 +73,13 @@ func (w *flattener) visit(path []any, value any) error {
 
 func (w *flattener) leaf(path []any, value any) error {
 	parts := make([]string, len(path))
+	w.room -= leafBytes
 	for i, p := range path {
 		parts[i] = fmt.Sprint(p)
+		w.room -= int64(len(parts[i])) + 1 + 16
+	}
+	if w.room < 0 {
+		return fmt.Errorf("%w: the names of its values take far more bytes than the file, up to %.200q; give nested dicts shorter keys and save again", ErrUnsupported, parts[len(parts)-1:])
 	}
 	name := strings.Join(parts, ".")
 	isTensor := pickle.IsTensor(value)

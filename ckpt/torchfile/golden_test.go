@@ -45,7 +45,7 @@ func find(t testing.TB, f *torchfile.File, name string) *torchfile.Tensor {
 
 // TestGolden compares every tensor of what PyTorch wrote with what PyTorch says it holds.
 func TestGolden(t *testing.T) {
-	for _, name := range []string{"types", "views", "nested", "protocol5", "tuple", "tensor", "unreadable", "little", "big", "zip64"} {
+	for _, name := range []string{"types", "views", "put_off", "tensor_put_off", "nested", "protocol5", "tuple", "tensor", "unreadable", "little", "big", "zip64"} {
 		t.Run(name, func(t *testing.T) {
 			f := open(t, load(t, name+".pt"))
 			var want map[string]string

@@ -104,6 +104,51 @@ func TestRefused(t *testing.T) {
 	}
 }
 
+// TestAnotherName: a member whose local header has another name than the directory.
+func TestAnotherName(t *testing.T) {
+	content := pack(t, member{name: "a/data.pkl", content: tensorPickle(t, 4)}, member{name: "a/data/0", content: "abcd"})
+	for _, name := range []string{"a/data/0", "a/data.pkl"} {
+		changed := bytes.Clone(content)
+		changed[bytes.Index(changed, []byte(name))] ^= 1
+		f, err := torchfile.Open(bytes.NewReader(changed), int64(len(changed)))
+		if err == nil {
+			err = f.WriteTo(io.Discard, &f.Tensors[0])
+		}
+		if !errors.Is(err, torchfile.ErrDamaged) || !strings.Contains(err.Error(), "another name than the directory") {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// TestUnknownProperty: a tensor with a property that is not known is listed and cannot be read; the others can.
+func TestUnknownProperty(t *testing.T) {
+	text := pickleOfTwo(t)
+	first := strings.Index(text, "tq\x0aR")
+	text = text[:first] + "}X\x04\x00\x00\x00zero\x88s" + text[first:]
+	f := open(t, pack(t, member{name: "a/data.pkl", content: text}, member{name: "a/data/0", content: "abcd"}, member{name: "a/data/1", content: "efgh"}))
+	if err := f.WriteTo(io.Discard, &f.Tensors[0]); !errors.Is(err, torchfile.ErrUnsupported) || !strings.Contains(err.Error(), `tensor "0": elements of the type torch.uint8 with the property "zero" are not supported`) {
+		t.Error(err)
+	}
+	var b bytes.Buffer
+	if err := f.WriteTo(&b, &f.Tensors[1]); err != nil || b.String() != "efgh" {
+		t.Error(b.String(), err)
+	}
+}
+
+// TestLongNames: keys that lead to many values are not repeated in names without a bound.
+func TestLongNames(t *testing.T) {
+	var text strings.Builder
+	text.WriteString("\x80\x02}X\x00\x00\x10\x00" + strings.Repeat("k", 1<<20) + "}(")
+	for i := range 1000 {
+		text.WriteString("M" + string([]byte{byte(i), byte(i >> 8)}) + "N")
+	}
+	text.WriteString("us.")
+	content := pack(t, member{name: "a/data.pkl", content: text.String()})
+	if f, err := torchfile.Open(bytes.NewReader(content), int64(len(content))); !errors.Is(err, torchfile.ErrUnsupported) || !strings.Contains(err.Error(), "far more bytes than the file") {
+		t.Errorf("%v, %v", f != nil, err)
+	}
+}
+
 // directory finds the entry of a member in the directory at the end.
 func directory(t testing.TB, content []byte, name string) []byte {
 	t.Helper()
@@ -114,25 +159,29 @@ func directory(t testing.TB, content []byte, name string) []byte {
 	return content[i-46:]
 }
 
-// TestOverlaps: directories that give the same bytes to several members.
+// TestOverlaps: a directory that gives the same bytes to several members.
 func TestOverlaps(t *testing.T) {
-	two := pickleOfTwo(t)
-	content := pack(t, member{name: "a/data.pkl", content: two}, member{name: "a/data/0", content: "abcd"}, member{name: "a/data/1", content: "efgh"})
+	// Storage 0 holds a whole member, with its local header, which the directory has as storage 1.
+	inner := pack(t, member{name: "a/data/1", content: "efgh"})
+	inner = inner[:30+len("a/data/1")+4]
+	two := strings.Replace(pickleOfTwo(t), "K\x04tq\x05QK\x00K\x04", "K*tq\x05QK\x00K*", 1) // 42 elements
+	content := pack(t, member{name: "a/data.pkl", content: two}, member{name: "a/data/0", content: string(inner)}, member{name: "a/data/1", content: "efgh"})
 	f := open(t, content)
 	for i := range f.Tensors {
 		if err := f.Verify(&f.Tensors[i]); err != nil {
 			t.Fatal(err)
 		}
 	}
-	first, second := directory(t, content, "a/data/0"), directory(t, content, "a/data/1")
-	copy(second[42:46], first[42:46]) // the place of the local header
-	copy(second[16:20], first[16:20]) // the checksum
-	f = open(t, content)
-	if err := f.Verify(&f.Tensors[0]); err != nil {
-		t.Fatal(err)
-	}
-	if err := f.WriteTo(io.Discard, &f.Tensors[1]); !errors.Is(err, torchfile.ErrDamaged) || !strings.Contains(err.Error(), "share bytes of the file") {
-		t.Fatal(err)
+	second := directory(t, content, "a/data/1")
+	binary.LittleEndian.PutUint32(second[42:], uint32(bytes.Index(content, inner)))
+	for _, first := range []int{0, 1} {
+		f = open(t, content)
+		if err := f.Verify(&f.Tensors[first]); err != nil {
+			t.Fatal(err)
+		}
+		if err := f.WriteTo(io.Discard, &f.Tensors[1-first]); !errors.Is(err, torchfile.ErrDamaged) || !strings.Contains(err.Error(), "share bytes of the file") {
+			t.Fatal(err)
+		}
 	}
 	binary.LittleEndian.PutUint32(second[42:], 1) // no header is there
 	f = open(t, content)

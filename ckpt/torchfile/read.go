@@ -191,17 +191,20 @@ func advance(index, shape []int) bool {
 	return false
 }
 
-// swapper is w, or turns big-endian elements into little-endian ones on the way to it. All writes have whole elements.
+// swapper is w, or on the way to it turns big-endian elements into little-endian ones and does what PyTorch has put off. All
+// writes have whole elements.
 func swapper(w io.Writer, t *Tensor) io.Writer {
-	if !t.Swap {
+	if !t.Swap && t.PutOff.None() {
 		return w
 	}
-	return swapping{w, t.DType}
+	return swapping{w, t.DType, t.Swap, t.PutOff}
 }
 
 type swapping struct {
-	w     io.Writer
-	dtype string
+	w      io.Writer
+	dtype  string
+	swap   bool
+	putOff pickle.PutOff
 }
 
 func (s swapping) Write(p []byte) (int, error) {
@@ -209,6 +212,13 @@ func (s swapping) Write(p []byte) (int, error) {
 		return 0, errors.New("torchfile: a piece of an element")
 	}
 	own := slices.Clone(p) // a Writer may not change what it is given
-	pickle.SwapBytes(s.dtype, own)
+	if s.swap {
+		pickle.SwapBytes(s.dtype, own)
+	}
+	if !s.putOff.None() {
+		if err := s.putOff.Apply(s.dtype, own); err != nil {
+			return 0, err
+		}
+	}
 	return s.w.Write(own)
 }

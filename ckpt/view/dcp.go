@@ -56,7 +56,7 @@ func damagedFormat(err error) error {
 	if errors.As(err, &foreign) {
 		return fmt.Errorf("%w: %w", err, ckpt.ErrFormat)
 	}
-	return fmt.Errorf("%w: %w", err, ckpt.ErrCorrupt)
+	return fmt.Errorf("%w: %w", err, ckpt.ErrDamaged)
 }
 
 // fromDCP is a tensor of an index. Shards are whole records until their payload is looked for.
@@ -100,14 +100,16 @@ func (v *View) openRecord(ctx context.Context, tensor int, s *Shard) (Shard, err
 		return Shard{}, v.damage(tensor, s, s.Sum, reader.failed)
 	case err != nil:
 		return Shard{}, v.damage(tensor, s, s.Sum, damagedFormat(err))
+	case info.DType == "" && t.DType != "":
+		return Shard{}, fmt.Errorf("tensor %.80q: its record at byte %d of %s holds torch.%s, which cannot be read: %w", t.Name, s.At, s.Object, info.DTypeName, ckpt.ErrFormat)
 	case info.DType != t.DType || !slices.Equal(info.Shape, s.Shape):
-		return Shard{}, v.damage(tensor, s, s.Sum, fmt.Errorf("the record holds %s%v, the index says %s%v: %w", info.DType, info.Shape, t.DType, s.Shape, ckpt.ErrCorrupt))
+		return Shard{}, v.damage(tensor, s, s.Sum, fmt.Errorf("the record holds %s%v, the index says %s%v: %w", info.DType, info.Shape, t.DType, s.Shape, ckpt.ErrDamaged))
 	}
 	found := *s
 	found.Record = false
 	found.At, found.Length = s.At+info.At, info.StorageBytes
 	found.First = info.Offset * int64(phalanx.DTypeSize(t.DType))
-	found.Sum, found.Swap = Sum{CRC32, uint64(info.CRC32)}, info.Swap
+	found.Sum, found.Swap, found.PutOff = Sum{CRC32, uint64(info.CRC32)}, info.Swap, info.PutOff
 	if !isRowMajor(info.Shape, info.Strides) {
 		found.Strides = info.Strides
 	}

@@ -68,7 +68,7 @@ func Judge(a, b *Tensor) Verdict {
 	same := true
 	for i := range a.Shards {
 		x, y := &a.Shards[i], &b.Shards[i]
-		if !slices.Equal(x.Offset, y.Offset) || !slices.Equal(x.Shape, y.Shape) || x.Sum.Kind == NoSum || x.Sum.Kind != y.Sum.Kind || !x.exact(elem) || !y.exact(elem) || x.Swap || y.Swap {
+		if !slices.Equal(x.Offset, y.Offset) || !slices.Equal(x.Shape, y.Shape) || x.Sum.Kind == NoSum || x.Sum.Kind != y.Sum.Kind || !x.exact(elem) || !y.exact(elem) || x.Swap || y.Swap || x.PutOff != y.PutOff {
 			return Unknown
 		}
 		if x.Sum != y.Sum {

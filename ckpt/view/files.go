@@ -47,7 +47,7 @@ func (d directory) Gap() int64    { return 16 << 10 }
 // file is where an object is; names that leave the folder are refused.
 func (d directory) file(name string) (string, error) {
 	if !filepath.IsLocal(filepath.FromSlash(name)) {
-		return "", fmt.Errorf("object %.80q lies outside of %s: %w", name, d.path, ckpt.ErrCorrupt)
+		return "", fmt.Errorf("object %.80q lies outside of %s: %w", name, d.path, ckpt.ErrDamaged)
 	}
 	return filepath.Join(d.path, filepath.FromSlash(name)), nil
 }
@@ -120,7 +120,7 @@ func (d directory) Read(ctx context.Context, name string, off int64, p []byte) e
 		if n == len(p) {
 			return nil
 		}
-		return fmt.Errorf("%s ends at %d, bytes [%d, %d) were to be read: %w", path, off+int64(n), off, off+int64(len(p)), ckpt.ErrCorrupt)
+		return fmt.Errorf("%s ends at %d, bytes [%d, %d) were to be read: %w", path, off+int64(n), off, off+int64(len(p)), ckpt.ErrDamaged)
 	}
 	return err
 }
@@ -207,7 +207,7 @@ func (p prefixed) Read(ctx context.Context, name string, off int64, b []byte) er
 		return err
 	}
 	if n := copy(b, got); n < len(b) {
-		return fmt.Errorf("%s ends at %d, bytes [%d, %d) were to be read: %w", p.prefix+name, off+int64(n), off, off+int64(len(b)), ckpt.ErrCorrupt)
+		return fmt.Errorf("%s ends at %d, bytes [%d, %d) were to be read: %w", p.prefix+name, off+int64(n), off, off+int64(len(b)), ckpt.ErrDamaged)
 	}
 	return nil
 }

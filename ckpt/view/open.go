@@ -202,7 +202,7 @@ func openAttempt(ctx context.Context, root string, a ckpt.Attempt, open OpenStor
 	}
 	for _, p := range problems {
 		if !p.Link { // it may be the one that published this
-			return nil, fmt.Errorf("whether %s was published cannot be told: commit object %d is damaged: %w: %w", a.Folder(), p.Number, p.Err, ckpt.ErrCorrupt)
+			return nil, fmt.Errorf("whether %s was published cannot be told: commit object %d is damaged: %w: %w", a.Folder(), p.Number, p.Err, ckpt.ErrDamaged)
 		}
 	}
 	return openFolder(ctx, NewPrefix(s, a.Folder()), o)

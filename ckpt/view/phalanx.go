@@ -85,12 +85,12 @@ func (v *View) CheckCover() error {
 		for k := range t.Shards {
 			s := &t.Shards[k]
 			if err := s.Check(t.Shape); err != nil {
-				return fmt.Errorf("tensor %.80q: %w: %w", t.Name, err, ckpt.ErrCorrupt)
+				return fmt.Errorf("tensor %.80q: %w: %w", t.Name, err, ckpt.ErrDamaged)
 			}
 			held += s.Elements()
 		}
 		if a, b, found := sharing(t.Shards); found {
-			return fmt.Errorf("tensor %.80q: the shards at %v and %v share elements: %w", t.Name, a.Offset, b.Offset, ckpt.ErrCorrupt)
+			return fmt.Errorf("tensor %.80q: the shards at %v and %v share elements: %w", t.Name, a.Offset, b.Offset, ckpt.ErrDamaged)
 		}
 		if want := Whole(t.Shape); held != want.Elements() {
 			return fmt.Errorf("tensor %.80q: its shards hold %d of %d elements: %w", t.Name, held, want.Elements(), ckpt.ErrIncomplete)

@@ -113,7 +113,7 @@ func (v *View) sources(ctx context.Context, p *piece) ([]source, error) {
 	t := &v.Tensors[p.tensor]
 	elem := int64(phalanx.DTypeSize(t.DType))
 	if elem == 0 {
-		return nil, fmt.Errorf("tensor %.80q: dtype %.40q cannot be read: %w", t.Name, t.DTypeName, ckpt.ErrFormat)
+		return nil, fmt.Errorf("tensor %.80q: dtype %.80q cannot be read: %w", t.Name, t.DTypeName, ckpt.ErrFormat)
 	}
 	if err := p.box.Check(t.Shape); err != nil {
 		return nil, fmt.Errorf("tensor %.80q: %w", t.Name, err)

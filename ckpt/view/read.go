@@ -157,9 +157,16 @@ func (r *reading) take(p *piece, s *source, seg segment, part []byte) error {
 		}
 	case unverified, earlier:
 	}
-	if s.Swap { // segments begin and end at elements: requests are cut at multiples of all their sizes
-		part = bytes.Clone(part)
-		pickle.SwapBytes(r.view.Tensors[p.tensor].DType, part)
+	if dtype := r.view.Tensors[p.tensor].DType; s.Swap || !s.PutOff.None() {
+		part = bytes.Clone(part) // segments begin and end at elements: requests are cut at multiples of all their sizes
+		if s.Swap {
+			pickle.SwapBytes(dtype, part)
+		}
+		if !s.PutOff.None() {
+			if err := s.PutOff.Apply(dtype, part); err != nil {
+				return fmt.Errorf("tensor %.80q: %w", r.view.Tensors[p.tensor].Name, err)
+			}
+		}
 	}
 	s.transfer.copyRuns(p.dst, part, seg.from, seg.to, seg.first, seg.runs)
 	return nil

@@ -24,7 +24,7 @@ func openSafetensorsFile(ctx context.Context, f Files, name string) (*View, erro
 	if err != nil {
 		return nil, fmt.Errorf("%s/%s: %w", f.Place(), name, safetensorsError(err))
 	}
-	v := &View{Format: Safetensors, File: name, files: f, Metadata: file.Metadata}
+	v := &View{Format: Safetensors, File: name, files: f, Metadata: file.Metadata, Tensors: make([]Tensor, 0, len(file.Tensors))}
 	for _, t := range file.Tensors {
 		v.Tensors = append(v.Tensors, Tensor{Name: t.Name, DType: t.DType, DTypeName: t.DTypeName, Shape: t.Shape,
 			Shards: []Shard{{Box: Whole(t.Shape), Object: name, At: t.At, Length: t.Length}}})
@@ -63,10 +63,20 @@ func openSafetensorsFolder(ctx context.Context, f Files, list []ckpt.Info) (*Vie
 
 // addAliases adds tensors that are stored under another name.
 func (v *View) addAliases(file *safetensors.File) {
-	for _, a := range file.Aliases() {
-		if at := v.Tensor(a.Of); at >= 0 && v.Tensor(a.Name) < 0 {
+	aliases := file.Aliases()
+	if len(aliases) == 0 {
+		return
+	}
+	places := make(map[string]int, len(v.Tensors))
+	for i := range v.Tensors {
+		places[v.Tensors[i].Name] = i
+	}
+	for _, a := range aliases {
+		at, known := places[a.Of]
+		if _, taken := places[a.Name]; known && !taken {
 			t := v.Tensors[at]
 			t.Name = a.Name
+			places[a.Name] = len(v.Tensors)
 			v.Tensors = append(v.Tensors, t)
 			v.Notes = append(v.Notes, fmt.Sprintf("tensor %s is tied to %s, which holds its content", a.Name, a.Of))
 		}
@@ -79,7 +89,10 @@ func safetensorsError(err error) error {
 		return fmt.Errorf("%w: %w", err, ckpt.ErrIncomplete)
 	}
 	if errors.Is(err, safetensors.ErrDamaged) {
-		return fmt.Errorf("%w: %w", err, ckpt.ErrCorrupt)
+		return fmt.Errorf("%w: %w", err, ckpt.ErrDamaged)
+	}
+	if errors.Is(err, safetensors.ErrTooMany) {
+		return fmt.Errorf("%w: %w", err, ckpt.ErrFormat)
 	}
 	return err
 }

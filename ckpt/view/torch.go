@@ -29,7 +29,7 @@ func openTorch(ctx context.Context, f Files, name string) (*View, error) {
 	for i := range file.Tensors {
 		t := &file.Tensors[i]
 		shape := nonNil(t.Shape)
-		s := Shard{Box: Whole(shape), Object: name, Length: t.StorageBytes, First: t.Offset * int64(phalanx.DTypeSize(t.DType)), Sum: Sum{CRC32, uint64(t.CRC32)}, Swap: t.Swap}
+		s := Shard{Box: Whole(shape), Object: name, Length: t.StorageBytes, First: t.Offset * int64(phalanx.DTypeSize(t.DType)), Sum: Sum{CRC32, uint64(t.CRC32)}, Swap: t.Swap, PutOff: t.PutOff}
 		if !isRowMajor(shape, t.Strides) {
 			s.Strides = t.Strides
 		}

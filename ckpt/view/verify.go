@@ -148,9 +148,9 @@ func (v *View) Heads(ctx context.Context, found func(*DamageError)) (objects int
 		case err != nil:
 			return objects, err
 		case v.Format == Raw && size > end: // a file of raw is a tensor and nothing else
-			found(&DamageError{Object: object, At: end, Length: size - end, Err: fmt.Errorf("%s has %d bytes, its content ends at %d: %w", object, size, end, ckpt.ErrCorrupt)})
+			found(&DamageError{Object: object, At: end, Length: size - end, Err: fmt.Errorf("%s has %d bytes, its content ends at %d: %w", object, size, end, ckpt.ErrDamaged)})
 		case size < end:
-			found(&DamageError{Object: object, At: size, Length: end - size, Err: fmt.Errorf("%s has %d bytes, its content ends at %d: %w", object, size, end, ckpt.ErrCorrupt)})
+			found(&DamageError{Object: object, At: size, Length: end - size, Err: fmt.Errorf("%s has %d bytes, its content ends at %d: %w", object, size, end, ckpt.ErrDamaged)})
 		}
 		objects++
 	}

@@ -13,6 +13,7 @@ import (
 
 	"phalanx"
 	"phalanx/ckpt"
+	"phalanx/ckpt/pickle"
 )
 
 // Format is a kind of checkpoint.
@@ -138,6 +139,8 @@ type Shard struct {
 	Sum     Sum
 	// Swap: the stored numbers are big-endian. What is read is little-endian.
 	Swap bool
+	// PutOff is what is still to be done to the stored elements.
+	PutOff pickle.PutOff
 	// Coordinate of a Phalanx checkpoint whose state holds this, 0 for others.
 	Coordinate int
 }

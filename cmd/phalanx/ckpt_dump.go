@@ -4,6 +4,7 @@ package main
 
 import (
 	"bufio"
+	"encoding/json"
 
 	"github.com/spf13/cobra"
 
@@ -68,13 +69,15 @@ func (r *viewer) dump(c *cobra.Command, args []string) error {
 
 // statistics are what the numbers of a tensor are like. Min, max and mean are of the finite ones, absent when there are none.
 type statistics struct {
-	Count int64    `json:"count"`
-	NaN   int64    `json:"nan"`
-	Inf   int64    `json:"inf"`
-	Zero  int64    `json:"zero"`
-	Min   *float64 `json:"min,omitempty"`
-	Max   *float64 `json:"max,omitempty"`
-	Mean  *float64 `json:"mean,omitempty"`
+	Count int64       `json:"count"`
+	NaN   int64       `json:"nan"`
+	Inf   int64       `json:"inf"`
+	Zero  int64       `json:"zero"`
+	Min   json.Number `json:"min,omitempty"` // exact for integers
+	Max   json.Number `json:"max,omitempty"`
+	Mean  *float64    `json:"mean,omitempty"`
+
+	integers bool // of 64 bits
 }
 
 // tensorsOf lists the places of the tensors that match and can be read as numbers.

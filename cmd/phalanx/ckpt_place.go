@@ -17,6 +17,7 @@ import (
 
 	"phalanx/ckpt"
 	"phalanx/ckpt/open"
+	"phalanx/ckpt/pickle"
 	"phalanx/ckpt/storewrap"
 	"phalanx/ckpt/view"
 	"phalanx/node"
@@ -119,11 +120,14 @@ func viewError(err error) error {
 	var known *node.Problem
 	var unknown *view.UnknownError
 	var damage *view.DamageError
+	var foreign *pickle.UnknownGlobalError
 	switch {
 	case errors.As(err, &known):
 		return err
 	case errors.Is(err, context.Canceled):
 		return problem(node.CodeInterrupt, "", "interrupted")
+	case errors.As(err, &foreign) && foreign.Dangerous:
+		return problem(codeIncompatible, "do not load this file with any program: whoever wrote it wants to run code; take the checkpoint from where you trust it", "%w", err)
 	case errors.As(err, &damage), errors.Is(err, ckpt.ErrCorrupt):
 		return problem(node.CodeIntegrity, "phalanx ckpt verify names everything that is damaged; take another checkpoint, or another copy", "%w", err)
 	case errors.Is(err, view.ErrUnpublished):
@@ -133,7 +137,7 @@ func viewError(err error) error {
 	case errors.Is(err, ckpt.ErrIncomplete):
 		return problem(codeUnpublished, "take another checkpoint; parts of this one are missing", "%w", err)
 	case errors.Is(err, ckpt.ErrFormat):
-		return problem(codeIncompatible, "use the release that wrote it, or a newer one", "%w", err)
+		return problem(codeIncompatible, "use the release that wrote it, or a newer one; what another program wrote, convert with that program", "%w", err)
 	case errors.Is(err, ckpt.ErrNotFound), errors.Is(err, ckpt.ErrNoCheckpoint), errors.Is(err, os.ErrNotExist):
 		return problem(node.CodeNotFound, "check the path", "%w", err)
 	}

@@ -4,6 +4,7 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"math"
 	"runtime"
@@ -71,10 +72,9 @@ func addStats(s *elem.Stats, dtype string, b []byte) error {
 }
 
 func newStatistics(s *elem.Stats) *statistics {
-	x := &statistics{Count: s.Count, NaN: s.NaN, Inf: s.Inf, Zero: s.Zero}
+	x := &statistics{Count: s.Count, NaN: s.NaN, Inf: s.Inf, Zero: s.Zero, integers: s.Integers()}
 	if s.Finite() > 0 {
-		least, most := s.Min, s.Max
-		x.Min, x.Max = &least, &most
+		x.Min, x.Max = json.Number(s.MinText()), json.Number(s.MaxText())
 		if mean := s.Mean(); !math.IsInf(mean, 0) { // JSON has no infinity
 			x.Mean = &mean
 		}
@@ -87,11 +87,20 @@ func (x *statistics) columns() string {
 	if x == nil {
 		return "-\t-\t-\t-\t-\t-"
 	}
-	number := func(v *float64) string {
-		if v == nil {
+	short := func(v float64) string { return strconv.FormatFloat(v, 'g', 6, 64) }
+	number := func(v json.Number) string {
+		f, err := v.Float64()
+		switch {
+		case err != nil: // there is none
 			return "-"
+		case x.integers:
+			return v.String()
 		}
-		return strconv.FormatFloat(*v, 'g', 6, 64)
+		return short(f)
 	}
-	return fmt.Sprintf("%s\t%s\t%s\t%d\t%d\t%d", number(x.Min), number(x.Max), number(x.Mean), x.NaN, x.Inf, x.Zero)
+	mean := "-"
+	if x.Mean != nil {
+		mean = short(*x.Mean)
+	}
+	return fmt.Sprintf("%s\t%s\t%s\t%d\t%d\t%d", number(x.Min), number(x.Max), mean, x.NaN, x.Inf, x.Zero)
 }

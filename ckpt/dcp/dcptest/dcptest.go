@@ -234,5 +234,10 @@ func Elements(record []byte, dtype string, shape []int) ([]byte, error) {
 	if info.Swap {
 		pickle.SwapBytes(dtype, elements)
 	}
+	if !info.PutOff.None() {
+		if err := info.PutOff.Apply(dtype, elements); err != nil {
+			return nil, err
+		}
+	}
 	return elements, nil
 }

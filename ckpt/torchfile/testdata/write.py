@@ -49,6 +49,26 @@ def views():
     })
 
 
+def put_off():
+    """Conjugates and negatives that PyTorch has not made yet: a bit of the tensor, which torch.save writes beside it."""
+    def c():  # each a storage of its own: one file cannot have views of one storage as several types
+        return torch.complex(arange(2, 3), -1 - arange(2, 3))
+
+    def d():
+        return c().to(torch.complex128)
+
+    # Of complex zeros PyTorch sometimes makes other zeros, so there is none in what is complex and negative only.
+    neg, shared = torch._neg_view, c()
+    save("put_off", {
+        "conj": shared.conj(), "plain": shared, "adjoint": d().mH, "column": d().conj()[:, 1], "imag": c().conj().imag,
+        "twice": c().conj().conj(), "imag 64": d().conj().imag[1:], "conj of neg": neg(c()).conj(), "neg": neg(d() + 1),
+        "parameter": torch.nn.Parameter(c().conj()), "empty": c()[:0].conj(), "scalar": c()[0, 1].conj(),
+        "expanded": c()[0, :1].conj().expand(3),
+        **{t: neg(arange(4).to(getattr(torch, t))) for t in "float64 float32 float16 bfloat16 int64 int32 int16 int8 uint8".split()},
+    })
+    save("tensor_put_off", c().conj().imag, flat={"tensor": c().conj().imag})
+
+
 def nested():
     net = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3))
     with torch.no_grad():
@@ -132,6 +152,7 @@ if __name__ == "__main__":
     os.mkdir("golden")
     types()
     views()
+    put_off()
     nested()
     tuples()
     unreadable()
