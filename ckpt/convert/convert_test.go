@@ -358,10 +358,37 @@ func TestSelect(t *testing.T) {
 		{Selection{Renames: []Rename{{"module.", "model."}, {"c", "d"}}}, "model.a:f32 model._orig_mod.b._orig_mod.w:i64 d:bf16"},
 		{Selection{Strip: true, Renames: []Rename{{"a", "c"}}}, `"module.a" and "c" would both be "c": two tensors have one name`},
 		{Selection{Only: []string{"x*"}}, "no tensor of mem:/job/step-7-g3-a1.1 is selected: object not found"},
+		{Selection{Renames: []Rename{{"c", ""}}}, `"c" would get the name "": a tensor needs a name`},
 		{Selection{DType: "i64"}, `dtype "i64": tensors are cast to floating-point types only: ` + strings.Join(floats, ", ")},
 	} {
 		if got := names(c.s); got != c.want {
 			t.Errorf("%+v: %s, want %s", c.s, got, c.want)
+		}
+	}
+}
+
+// TestWhatAFormatCannotHold: it is told from other failures, before anything is there.
+func TestWhatAFormatCannotHold(t *testing.T) {
+	dir := t.TempDir()
+	v, _ := published(t, []phalanx.TensorInfo{{Name: "a", DType: "c128", Shape: []int{2}}}, 64, ckpt.ContainerRaw)
+	items, err := Select(v, Selection{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	to, err := NewFolder(filepath.Join(dir, "out"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Run(t.Context(), v, items, to, Options{To: view.Safetensors}); !errors.Is(err, ErrFormat) {
+		t.Errorf("c128 as safetensors: %v", err)
+	}
+	if left, err := os.ReadDir(dir); err != nil || len(left) > 0 {
+		t.Errorf("left: %v, %v", left, err)
+	}
+	for _, tensor := range []phalanx.TensorInfo{{DType: "u8", Shape: []int{1}}, {Name: "deep", DType: "u8", Shape: make([]int, 100_000)}} {
+		v := &view.View{Tensors: []view.Tensor{{Name: tensor.Name, DType: tensor.DType, Shape: tensor.Shape}}}
+		if _, err := Select(v, Selection{}); !errors.Is(err, ErrFormat) {
+			t.Errorf("tensor %q of %d dimensions: %v", tensor.Name, len(tensor.Shape), err)
 		}
 	}
 }
@@ -381,6 +408,33 @@ func TestOccupied(t *testing.T) {
 	}
 	if _, err := NewFile(file); !errors.Is(err, ErrOccupied) {
 		t.Errorf("file: %v", err)
+	}
+	if err := os.Symlink(t.TempDir(), filepath.Join(dir, "link")); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := NewFolder(filepath.Join(dir, "link")); !errors.Is(err, ErrOccupied) {
+		t.Errorf("symbolic link: %v", err)
+	}
+	var both []Target // two that write one folder: the second to be done loses, and leaves nothing
+	for range 2 {
+		to, err := NewFolder(filepath.Join(dir, "both"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := writeWhole(t.Context(), to, "a", []byte("a")); err != nil {
+			t.Fatal(err)
+		}
+		both = append(both, to)
+	}
+	if err := both[1].Commit(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if err := both[0].Commit(t.Context()); !errors.Is(err, ErrOccupied) {
+		t.Errorf("the loser: %v", err)
+	}
+	both[0].Abort()
+	if left, err := filepath.Glob(filepath.Join(dir, "both*")); err != nil || len(left) != 1 {
+		t.Errorf("left: %v, %v", left, err)
 	}
 	if b, err := os.ReadFile(file); err != nil || string(b) != "mine" {
 		t.Errorf("%q, %v", b, err)

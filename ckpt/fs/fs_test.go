@@ -209,3 +209,45 @@ func TestPipeIsNoObject(t *testing.T) {
 		t.Errorf("read %d bytes: %v", len(p), err)
 	}
 }
+
+// TestTidy: what a store made for its writes goes away, and comes back when it writes again; what was there before stays.
+func TestTidy(t *testing.T) {
+	s := open(t)
+	s.Tidy()
+	if _, err := os.Stat(filepath.Join(s.root, tempDir)); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("after tidying up: %v", err)
+	}
+	if err := s.PutIfAbsent(t.Context(), "a/b", ckpt.Bytes([]byte("x"))); err != nil {
+		t.Error(err)
+	}
+	second, err := New(s.root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	second.Tidy()
+	if names := temps(t, s); len(names) != 0 {
+		t.Errorf("left behind: %v", names)
+	}
+}
+
+// TestRenameFolder: a folder gets its name at once, and nothing is replaced.
+func TestRenameFolder(t *testing.T) {
+	s := open(t)
+	for _, key := range []string{"a.partial/x", "b/x"} {
+		if err := s.PutIfAbsent(t.Context(), key, ckpt.Bytes([]byte(key))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := s.RenameFolder("a.partial", "b"); !errors.Is(err, ckpt.ErrExists) {
+		t.Errorf("onto another: %v", err)
+	}
+	if err := s.RenameFolder("a.partial", "a"); err != nil {
+		t.Error(err)
+	}
+	if b, err := s.Get(t.Context(), "a/x", 0, -1); err != nil || string(b) != "a.partial/x" {
+		t.Errorf("%q, %v", b, err)
+	}
+	if err := s.RenameFolder("a.partial", "c"); !errors.Is(err, ckpt.ErrNotFound) {
+		t.Errorf("of nothing: %v", err)
+	}
+}

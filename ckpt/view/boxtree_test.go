@@ -58,7 +58,11 @@ func processorTime(t *testing.T) float64 {
 
 // TestManyShards: the cover of a tensor in very many shards is proven in a few seconds, however it is cut.
 func TestManyShards(t *testing.T) {
-	const n, most = 300_000, 10.0
+	const most = 10.0
+	n := 300_000
+	if raceDetector {
+		n = 30_000
+	}
 	tall := make([]Shard, 0, n) // one column over all rows, and cells beside it
 	tall = append(tall, Shard{Box: Box{[]int{0, 0}, []int{n - 1, 1}}})
 	rows, columns, cells := make([]Shard, 0, n), make([]Shard, 0, n), make([]Shard, 0, n)
@@ -83,6 +87,9 @@ func TestManyShards(t *testing.T) {
 		}
 		if took := processorTime(t) - begin; took > most {
 			t.Errorf("%s: %d shards took %.1f s of processor time, at most %.0f", name, n, took, most)
+		}
+		if name != "cells" {
+			continue
 		}
 		doubled := slices.Clone(tensor.Shards)
 		doubled[n/2] = doubled[n/2+1]

@@ -83,7 +83,7 @@ func (r *reader) ask(c *cobra.Command, done string, wish func(context.Context, c
 	if r.asJSON {
 		return r.printJSON(map[string]bool{"ok": true})
 	}
-	_, err = say(r.stdout, "%s\n", done)
+	err = tell(r.stdout, "%s\n", done)
 	return err
 }
 

@@ -71,7 +71,7 @@ func newCkptLatest(a *app) *cobra.Command {
 			if r.asJSON {
 				return a.printJSON(f)
 			}
-			_, err = say(a.stdout, "step=%d folder=%s\n", f.Step, f.Folder)
+			err = tell(a.stdout, "step=%d folder=%s\n", f.Step, f.Folder)
 			return err
 		},
 	}

@@ -318,7 +318,7 @@ func (r *convertVerb) say(x *converted) error {
 		return r.printJSON(x)
 	}
 	if x.DryRun {
-		_, err := say(r.stdout, "would write %s, %d bytes, as %s to %s\nwould read %d bytes by %s, %.3f times what is needed\n", plural(x.Tensors, "tensor"),
+		err := tell(r.stdout, "would write %s, %d bytes, as %s to %s\nwould read %d bytes by %s, %.3f times what is needed\n", plural(x.Tensors, "tensor"),
 			x.Bytes, x.Format, x.Place, x.Cost.Read, plural(x.Cost.Requests, "request"), x.OverRead)
 		return err
 	}
@@ -331,6 +331,6 @@ func (r *convertVerb) say(x *converted) error {
 	for _, name := range x.LeftOut {
 		say(r.stdout, "left out, for it is no tensor: %s\n", name)
 	}
-	_, err := say(r.stdout, "%s: %s, %d bytes in %s, format %s\n", x.Place, plural(x.Tensors, "tensor"), x.Bytes, plural(x.Files, "file"), x.Format)
+	err := tell(r.stdout, "%s: %s, %d bytes in %s, format %s\n", x.Place, plural(x.Tensors, "tensor"), x.Bytes, plural(x.Files, "file"), x.Format)
 	return err
 }

@@ -87,7 +87,7 @@ func (r *viewer) copy(c *cobra.Command, args []string) error {
 	if r.asJSON {
 		return r.printJSON(answer)
 	}
-	_, err = say(r.stdout, "%s: %s, %s copied with %d bytes, %d there already\n", dst, plural(answer.Checkpoints, "checkpoint"), plural(answer.Objects, "object"),
+	err = tell(r.stdout, "%s: %s, %s copied with %d bytes, %d there already\n", dst, plural(answer.Checkpoints, "checkpoint"), plural(answer.Objects, "object"),
 		answer.Bytes, answer.Present)
 	return err
 }

@@ -262,7 +262,7 @@ func (r *diffVerb) print(x *diffAnswer) error {
 	if err := t.Flush(); err != nil {
 		return err
 	}
-	_, err := say(r.stdout, "%d equal, %d differ, %d added, %d removed, %d changed; %d by digest, %d by reading\n", x.Equal, len(x.Differ), len(x.Added), len(x.Removed),
+	err := tell(r.stdout, "%d equal, %d differ, %d added, %d removed, %d changed; %d by digest, %d by reading\n", x.Equal, len(x.Differ), len(x.Added), len(x.Removed),
 		len(x.Changed), x.ByDigest, x.ByRead)
 	return err
 }

@@ -326,6 +326,6 @@ func (a *app) printCollected(v *collected) error {
 		_, err := fmt.Fprintln(a.stderr, "phalanx: dry run: nothing was changed")
 		return err
 	}
-	_, err := say(a.stderr, "phalanx: %d folders swept, %d objects, %d bytes\n", len(v.Swept), v.Objects, v.Bytes)
+	err := tell(a.stderr, "phalanx: %d folders swept, %d objects, %d bytes\n", len(v.Swept), v.Objects, v.Bytes)
 	return err
 }

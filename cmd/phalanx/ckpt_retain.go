@@ -177,7 +177,7 @@ func (r *reader) answerOne(ctx context.Context, s ckpt.Store, rec ckpt.Record, d
 		}
 		return r.printJSON(line(&ckpt.Inventory{Marks: marks}, rec))
 	}
-	_, err := say(r.stdout, "%s step=%d folder=%s\n", did, rec.Attempt().Step, rec.Attempt().Folder())
+	err := tell(r.stdout, "%s step=%d folder=%s\n", did, rec.Attempt().Step, rec.Attempt().Folder())
 	return err
 }
 

@@ -22,7 +22,7 @@ same on every host, and give it with --key-file.`,
 			if asJSON {
 				return a.printJSON(map[string]string{"key": key.String()})
 			}
-			_, err := say(a.stdout, "%s\n", key)
+			err := tell(a.stdout, "%s\n", key)
 			return err
 		},
 	}
@@ -44,7 +44,7 @@ func newVersion(a *app) *cobra.Command {
 			if asJSON {
 				return a.printJSON(map[string]string{"version": version})
 			}
-			_, err := say(a.stdout, "phalanx %s\n", version)
+			err := tell(a.stdout, "phalanx %s\n", version)
 			return err
 		},
 	}

@@ -288,10 +288,10 @@ func (a *app) tellAddress(ctx context.Context, dir string) {
 func (a *app) report(s *settings.Settings, o node.Outcome) error {
 	switch {
 	case o.Done && o.Code == node.CodeOK:
-		_, err := say(a.stdout, "phalanx: done step=%d generation=%s digest=%s\n", o.Step, o.Generation, o.Digest)
+		err := tell(a.stdout, "phalanx: done step=%d generation=%s digest=%s\n", o.Step, o.Generation, o.Digest)
 		return err
 	case o.Code == node.CodeOK:
-		_, err := say(a.stdout, "phalanx: left step=%d generation=%s\n", o.Step, o.Generation)
+		err := tell(a.stdout, "phalanx: left step=%d generation=%s\n", o.Step, o.Generation)
 		return err
 	case o.Code == node.CodePreempted && o.Reason == "":
 		o.Reason = fmt.Sprintf("stopped after step %d", o.Step)

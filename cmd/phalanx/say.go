@@ -37,15 +37,19 @@ func plain(s string) string {
 // plainError is the text of an error on one line; several that were joined are divided by semicolons.
 func plainError(err error) string { return plain(strings.ReplaceAll(err.Error(), "\n", "; ")) }
 
-// say is fmt.Fprintf for people: every text among the arguments is made plain, and the format alone lays them out. All tables and
+// tell is fmt.Fprintf for people: every text among the arguments is made plain, and the format alone lays them out. All tables and
 // messages are printed by it.
-func say(w io.Writer, format string, args ...any) (int, error) {
+func tell(w io.Writer, format string, args ...any) error {
 	quoted := make([]any, len(args))
 	for i, a := range args {
 		quoted[i] = plainArg(a)
 	}
-	return fmt.Fprintf(w, format, quoted...)
+	_, err := fmt.Fprintf(w, format, quoted...)
+	return err
 }
+
+// say is tell where nothing is to be done about an error: stdout remembers it, and there is nobody to tell about one of stderr.
+func say(w io.Writer, format string, args ...any) { _ = tell(w, format, args...) }
 
 func plainArg(a any) any {
 	switch a := a.(type) {

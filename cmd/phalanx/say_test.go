@@ -29,7 +29,7 @@ func TestPlain(t *testing.T) {
 		}
 	}
 	var b bytes.Buffer
-	_, err := say(&b, "%s %v %v %d %v %s\n", "a\nb", errors.New("c\x1b\nd"), []string{"e\r"}, phalanx.Step(7), []int{1}, phalanx.Digest{})
+	err := tell(&b, "%s %v %v %d %v %s\n", "a\nb", errors.New("c\x1b\nd"), []string{"e\r"}, phalanx.Step(7), []int{1}, phalanx.Digest{})
 	if want := `a\nb c\x1b; d [e\r] 7 [1] ` + (phalanx.Digest{}).String() + "\n"; err != nil || b.String() != want {
 		t.Errorf("%q, %v, want %q", b.String(), err, want)
 	}
