@@ -98,3 +98,40 @@ func TestManyShards(t *testing.T) {
 		}
 	}
 }
+
+// TestLost: every tensor with a part in a damaged range is named, and very many damaged ranges cost little each.
+func TestLost(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		v := &View{}
+		for i := range rapid.IntRange(0, 12).Draw(t, "tensors") {
+			shard := Shard{Object: rapid.SampledFrom([]string{"a", "b"}).Draw(t, "object"), At: rapid.Int64Range(0, 40).Draw(t, "at"), Length: rapid.Int64Range(0, 30).Draw(t, "length")}
+			v.Tensors = append(v.Tensors, Tensor{Name: string(rune('A' + i)), Shards: []Shard{shard}})
+		}
+		for range 4 {
+			object, at, length := rapid.SampledFrom([]string{"a", "b", "c"}).Draw(t, "in"), rapid.Int64Range(0, 60).Draw(t, "from"), rapid.Int64Range(0, 20).Draw(t, "bytes")
+			var want []string
+			for _, x := range v.Tensors {
+				if s := x.Shards[0]; s.Object == object && s.At < at+length && at < s.At+s.Length {
+					want = append(want, x.Name)
+				}
+			}
+			if got := v.Lost(object, at, length); !slices.Equal(got, want) {
+				t.Fatalf("[%d, %d) of %s: %v, want %v", at, at+length, object, got, want)
+			}
+		}
+	})
+	n := 300_000
+	v := &View{Tensors: []Tensor{{Name: "t"}}}
+	for i := range n {
+		v.Tensors[0].Shards = append(v.Tensors[0].Shards, Shard{Object: "o", At: int64(8 * i), Length: 8})
+	}
+	begin := processorTime(t)
+	for i := range n {
+		if lost := v.Lost("o", int64(8*i), 8); len(lost) != 1 {
+			t.Fatalf("range %d: %v", i, lost)
+		}
+	}
+	if took := processorTime(t) - begin; took > 10 {
+		t.Errorf("%d damaged ranges took %.1f s of processor time", n, took)
+	}
+}

@@ -3,9 +3,11 @@
 package view
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -121,16 +123,54 @@ func (v *View) checkObject(ctx context.Context, o *Object) (bool, error) {
 
 // Lost lists the names of the tensors that a damaged range is a part of.
 func (v *View) Lost(object string, at, length int64) []string {
-	var names []string
-	for i := range v.Tensors {
-		for k := range v.Tensors[i].Shards {
-			if s := &v.Tensors[i].Shards[k]; s.Object == object && s.At < at+length && at < s.At+s.Length {
-				names = append(names, v.Tensors[i].Name)
-				break
-			}
+	stored := v.storedIn(object)
+	// No range that begins before at-longest reaches to at.
+	first, _ := slices.BinarySearchFunc(stored.spans, at-stored.longest, func(s span, at int64) int { return cmp.Compare(s.at, at) })
+	lost := map[int]bool{}
+	for _, s := range stored.spans[first:] {
+		if s.at >= at+length {
+			break
+		}
+		if at < s.at+s.length {
+			lost[s.tensor] = true
 		}
 	}
+	var names []string
+	for _, i := range slices.Sorted(maps.Keys(lost)) {
+		names = append(names, v.Tensors[i].Name)
+	}
 	return names
+}
+
+// spans are the stored ranges of an object in the order of their first bytes, and the length of the longest.
+type spans struct {
+	spans   []span
+	longest int64
+}
+
+type span struct {
+	at, length int64
+	tensor     int
+}
+
+// storedIn lists what is stored in an object. All objects are listed at the first call: damage may be everywhere.
+func (v *View) storedIn(object string) spans {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if v.stored == nil {
+		v.stored = map[string]spans{}
+		for i := range v.Tensors {
+			for k := range v.Tensors[i].Shards {
+				s := &v.Tensors[i].Shards[k]
+				in := v.stored[s.Object]
+				v.stored[s.Object] = spans{append(in.spans, span{s.At, s.Length, i}), max(in.longest, s.Length)}
+			}
+		}
+		for _, in := range v.stored {
+			slices.SortFunc(in.spans, func(a, b span) int { return cmp.Or(cmp.Compare(a.at, b.at), cmp.Compare(a.tensor, b.tensor)) })
+		}
+	}
+	return v.stored[object]
 }
 
 // Heads compares the sizes of all objects with what the tensors say that they hold, and reads nothing of them. Damage is

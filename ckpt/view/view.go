@@ -62,6 +62,7 @@ type View struct {
 	mu     sync.Mutex            // guards what follows; never held over I/O
 	found  map[[2]int]Shard      // records whose payload was located, by tensor and shard
 	trees  map[int]*boxTree      // of tensors whose shards were looked for
+	stored map[string]spans      // what each object holds, once damage was looked up
 	whole  map[storedRange]error // stored ranges that were read through for their checksum
 }
 
