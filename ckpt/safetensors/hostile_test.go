@@ -9,8 +9,11 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"runtime"
+	"runtime/debug"
 	"strings"
 	"testing"
+	"time"
 
 	"phalanx"
 	"phalanx/ckpt/safetensors"
@@ -223,5 +226,47 @@ func TestTooManyTensors(t *testing.T) {
 	content := file(header.String(), 0)
 	if f, err := safetensors.Read(bytes.NewReader(content), int64(len(content))); !errors.Is(err, safetensors.ErrTooMany) || !strings.Contains(err.Error(), "more than 262144 tensors") {
 		t.Errorf("%v, %v", f != nil, err)
+	}
+}
+
+// TestMemoryFollowsTheHeader: the most tensors that are read, each of as few bytes as can be.
+func TestMemoryFollowsTheHeader(t *testing.T) {
+	var header strings.Builder
+	header.WriteByte('{')
+	for i := range 1 << 18 {
+		if i > 0 {
+			header.WriteByte(',')
+		}
+		fmt.Fprintf(&header, `"%d":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}`, i)
+	}
+	header.WriteByte('}')
+	content := file(header.String(), 0)
+	debug.FreeOSMemory()
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	before, most := m.HeapInuse, m.HeapInuse
+	stop, stopped := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(stopped)
+		for {
+			runtime.ReadMemStats(&m)
+			most = max(most, m.HeapInuse)
+			select {
+			case <-stop:
+				return
+			case <-time.After(time.Millisecond):
+			}
+		}
+	}()
+	f, err := safetensors.Read(bytes.NewReader(content), int64(len(content)))
+	close(stop)
+	<-stopped
+	if err != nil || len(f.Tensors) != 1<<18 {
+		t.Fatal(err)
+	}
+	if took := most - before; took > 64<<20+16*uint64(len(content)) {
+		t.Errorf("%d bytes took %d MiB", len(content), took>>20)
+	} else {
+		t.Logf("%d bytes took %d MiB", len(content), took>>20)
 	}
 }
