@@ -264,6 +264,10 @@ func (f *fetch) read(ctx context.Context, donor, i int, p []byte) bool {
 	defer cancel()
 	who := reader{donor, i}
 	f.mu.Lock()
+	if !f.schedule.Reads(donor, i) {
+		f.mu.Unlock()
+		return false // somebody else was faster than this read could begin: nobody would cancel it
+	}
 	f.cancels[who] = cancel
 	f.mu.Unlock()
 	r := f.schedule.Range(i)

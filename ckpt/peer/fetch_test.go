@@ -240,3 +240,22 @@ var errFull = errors.New("full")
 type full struct{}
 
 func (full) Write(int, int64, []byte) error { return errFull }
+
+// A read whose range another donor has finished before it began is not begun: who finished could not cancel it yet.
+func TestFetchDoesNotBeginWhatIsDone(t *testing.T) {
+	m := newMemory(1)
+	asked := false
+	late := &donor{memory: m, hook: func(ctx context.Context, _ int64) error { asked = true; <-ctx.Done(); return ctx.Err() }}
+	f := &fetch{donors: []Donor{late, &donor{memory: m}}, options: Options{ReadTimeout: time.Hour}, schedule: NewSchedule([]Range{{Length: 10}}, 2),
+		shares: make([]Share, 2), cancels: map[reader]context.CancelFunc{}, changed: make(chan struct{})}
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	defer cancel()
+	i, first := f.schedule.Next(0)
+	j, second := f.schedule.Next(1)
+	if wanted, _ := f.schedule.Done(1, j); !first || !second || i != j || !wanted {
+		t.Fatal(i, first, j, second, wanted)
+	}
+	if f.read(ctx, 0, i, make([]byte, 10)) || asked || ctx.Err() != nil {
+		t.Fatalf("asked %v, %v", asked, ctx.Err())
+	}
+}
