@@ -22,8 +22,11 @@ func TestP1TwoHosts(t *testing.T) {
 	before := c.until(a, "host a waits for the others", func(s *node.Status) bool {
 		return member(s, "a/0").TrainerPID > 0 && member(s, "a/1").TrainerPID > 0
 	})
-	if want := "other hosts join with --join " + c.address() + "\n"; !strings.Contains(content(first.errs), want) {
-		t.Errorf("run said %q, not %q", content(first.errs), want)
+	want := "other hosts join with --join " + c.address() + "\n"
+	for end := time.Now().Add(5 * time.Second); !strings.Contains(content(first.errs), want); time.Sleep(20 * time.Millisecond) {
+		if time.Now().After(end) { // run looks for the daemon's address ten times a second
+			t.Fatalf("run said %q, not %q", content(first.errs), want)
+		}
 	}
 	c.refused("another job key", "--key-file", c.newKey("another"))
 	c.refused("needs a job key")
