@@ -58,12 +58,10 @@ func (p *publisher) publish() {
 			p.busy, p.attempt = false, nil
 			if err != nil {
 				d.log.Warn("checkpoint not published", "step", uint64(attempt.Step), "error", err)
-				if words := foreign(d.state, d.committed(), pub, err); words != "" && d.lead != nil {
-					d.lead.propose(elastic.Halt{Reason: elastic.HaltReason{Kind: elastic.Fenced, Words: words}, UnixNS: time.Now().UnixNano()}, words)
-					return
-				}
 				p.failed(err.Error())
-				p.handOver()
+				if p.fencedBy = foreign(d.state, d.committed(), pub, err); p.fencedBy == "" {
+					p.handOver()
+				}
 				return
 			}
 			failpoint.Here("published")

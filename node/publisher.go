@@ -29,7 +29,8 @@ type publisher struct {
 	read      int64     // bytes that all members have read for saves
 	taken     int       // shares of the attempt that were given to somebody else
 	record    saveRecord
-	busy      bool // publishing
+	fencedBy  string // why nothing of this job can be published any more, "" while it can
+	busy      bool   // publishing
 	retry     time.Time
 	newest    phalanx.Step // newest step published or given up
 	since     time.Time    // of the newest published, for intervals in time

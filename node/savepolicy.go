@@ -44,17 +44,23 @@ func (p *publisher) exhausted(now time.Time) (words string, over bool) {
 	return words, true
 }
 
-// checkSaves ends the job when saves fail for longer than the user allows.
+// checkSaves ends the job when saves fail for longer than the user allows, or can never succeed again.
 func (a *arbiter) checkSaves(now time.Time) {
 	d := a.d
 	p, s := d.saver.pub, d.state
 	if p == nil || a.busy || d.plain != nil || s.World.Size() == 0 || s.Phase != elastic.Running && s.Phase != elastic.Forming {
 		return
 	}
-	if words, over := p.exhausted(now); over {
-		d.log.Error("the job is halted", "cause", words)
-		a.propose(elastic.Halt{Reason: elastic.HaltReason{Kind: elastic.SavesFail, Words: words}, UnixNS: now.UnixNano()}, words)
+	kind, words := elastic.Fenced, p.fencedBy
+	if words == "" {
+		var over bool
+		if words, over = p.exhausted(now); !over {
+			return
+		}
+		kind = elastic.SavesFail
 	}
+	d.log.Error("the job is halted", "cause", words)
+	a.propose(elastic.Halt{Reason: elastic.HaltReason{Kind: kind, Words: words}, UnixNS: now.UnixNano()}, words)
 }
 
 // tryStop saves at the next boundary and halts the job when that is durable, or when the grace is over.
