@@ -142,12 +142,12 @@ func prepare(ctx context.Context, s *settings.Settings, haveKey bool) error {
 	if err := provesShared(ctx, s, store); err != nil {
 		return err
 	}
-	switch s.Resume {
-	case "auto":
-		err = refuseNewer(ctx, s, store)
-	case "never":
+	if s.Resume == "never" {
 		err = refuseState(ctx, s, store)
-	default:
+	} else {
+		err = refuseNewer(ctx, s, store)
+	}
+	if err == nil && s.Resume != "never" && s.Resume != "auto" {
 		err = findStep(ctx, s, store)
 	}
 	if err != nil {
