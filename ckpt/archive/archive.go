@@ -15,6 +15,17 @@ import (
 	"sync/atomic"
 )
 
+// BigEndian reads what PyTorch's member "byteorder" says; known is false for anything but its two words.
+func BigEndian(content []byte) (big, known bool) {
+	switch string(content) {
+	case "little":
+		return false, true
+	case "big":
+		return true, true
+	}
+	return false, false
+}
+
 // localBytes is the length of a local header without its name and extra field.
 const localBytes = 30
 

@@ -160,13 +160,12 @@ func (a *members) bigEndian() (bool, error) {
 		return false, nil
 	}
 	b, err := a.read("byteorder", maxSmall)
-	switch {
-	case err != nil:
+	if err != nil {
 		return false, err
-	case string(b) == "little":
-		return false, nil
-	case string(b) == "big":
-		return true, nil
 	}
-	return false, fmt.Errorf("%w: its byte order is %.20q", ErrRecord, b)
+	big, known := archive.BigEndian(b)
+	if !known {
+		return false, fmt.Errorf("%w: its byte order is %.20q", ErrRecord, b)
+	}
+	return big, nil
 }

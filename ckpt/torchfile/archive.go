@@ -157,15 +157,14 @@ func (a *members) bigEndian() (bool, error) {
 		return false, nil
 	}
 	b, err := a.small("byteorder", maxSmall)
-	switch {
-	case err != nil:
+	if err != nil {
 		return false, err
-	case string(b) == "little":
-		return false, nil
-	case string(b) == "big":
-		return true, nil
 	}
-	return false, fmt.Errorf("%w: the byte order is %.20q, want little or big", ErrDamaged, b)
+	big, known := archive.BigEndian(b)
+	if !known {
+		return false, fmt.Errorf("%w: the byte order is %.20q, want little or big", ErrDamaged, b)
+	}
+	return big, nil
 }
 
 // readFull fills p from offset at.

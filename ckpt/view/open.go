@@ -274,9 +274,11 @@ func openParts(ctx context.Context, f Files, list []ckpt.Info, o Options) (*View
 	}
 	v := &View{Format: Phalanx, Container: parts[0].Container, Unpublished: true, Place: f.Place(), files: f,
 		Notes: []string{"this attempt was never published: nobody promised that it is whole, and retention may delete it"}}
-	if v.Tensors, err = assemble(manifests); err != nil {
+	globals, err := ckpt.GlobalTensors(manifests)
+	if err != nil {
 		return nil, fmt.Errorf("%s: %w", f.Place(), err)
 	}
+	v.Tensors = assemble(globals, manifests)
 	return v, nil
 }
 

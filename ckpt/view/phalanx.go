@@ -24,20 +24,12 @@ func FromCheckpoint(s ckpt.Store, cp *ckpt.Checkpoint) (*View, error) {
 		manifests = append(manifests, st.Manifest)
 		v.States = append(v.States, State{Label: st.Label, Digest: st.Manifest.StateDigest})
 	}
-	tensors, err := assemble(manifests)
-	if err != nil {
-		return nil, fmt.Errorf("checkpoint of step %d of %s: %w", cp.Commit.Step, cp.Commit.Job, err)
-	}
-	v.Tensors = tensors
+	v.Tensors = assemble(cp.Globals(), manifests)
 	return v, nil
 }
 
 // assemble makes the tensors that users see of those of the coordinates.
-func assemble(manifests []*ckpt.Manifest) ([]Tensor, error) {
-	globals, err := ckpt.GlobalTensors(manifests)
-	if err != nil {
-		return nil, err
-	}
+func assemble(globals []ckpt.GlobalTensor, manifests []*ckpt.Manifest) []Tensor {
 	byCoordinate := make(map[int]*ckpt.Manifest, len(manifests))
 	for _, m := range manifests {
 		byCoordinate[m.Coordinate] = m
@@ -61,7 +53,7 @@ func assemble(manifests []*ckpt.Manifest) ([]Tensor, error) {
 		sortShards(t.Shards)
 		out[i] = t
 	}
-	return out, nil
+	return out
 }
 
 // sortShards orders shards by their first element.

@@ -107,15 +107,6 @@ func (t *Tensor) Info() phalanx.TensorInfo {
 // Bytes is the size of the tensor, row-major without padding.
 func (t *Tensor) Bytes() int64 { return t.Info().Bytes() }
 
-// Stored is what the shards take in the store, with what surrounds their elements.
-func (t *Tensor) Stored() int64 {
-	var n int64
-	for _, s := range t.Shards {
-		n += s.Length
-	}
-	return n
-}
-
 // Digest is the D1 digest of the whole tensor, zero when it is not known.
 func (t *Tensor) Digest() phalanx.Digest {
 	if len(t.Digests) == 1 && slices.Equal(t.Digests[0].Shape, t.Shape) {
