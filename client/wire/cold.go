@@ -11,6 +11,24 @@ import (
 // HelloPath is where a trainer says hello: POST over the unix socket, JSON both ways, once at the start.
 const HelloPath = "/v1/hello"
 
+// GroupPath is where a trainer makes a group of ranks known, before the first descriptor that names it: POST over the unix
+// socket, JSON. It may be asked again with the same ranks.
+const GroupPath = "/v1/group"
+
+// FirstGroup and LastGroup bound the ids of the groups that trainers make. Below lie the coordinates, above the world.
+const (
+	FirstGroup = 1 << 32
+	LastGroup  = 1<<64 - 2
+)
+
+// Group asks for a group, which ends with its generation.
+type Group struct {
+	// Generation is the one of the trainer's seat; zero means that of the seat on the page.
+	Generation phalanx.Generation `json:"generation,omitzero"`
+	ID         uint64             `json:"id"`
+	Ranks      []phalanx.Rank     `json:"ranks"` // in the order of the group, the same on all members
+}
+
 // Protocol is the version of the cold messages that this release speaks.
 const Protocol = 1
 
@@ -24,6 +42,8 @@ type Hello struct {
 	State        []phalanx.TensorInfo `json:"state"`         // in the order of registration
 	SegmentBytes int64                `json:"segment_bytes"` // what the trainer itself uses, from offset 0
 	Client       string               `json:"client"`        // "go" or "python"
+	// Plain is set by a trainer of a job without the step protocol, which wants collectives only. It has no spec and no state.
+	Plain bool `json:"plain,omitempty"`
 }
 
 // Welcome is the daemon's answer: where everything is.

@@ -14,7 +14,7 @@ import (
 const (
 	Magic           = 0x45474150584c4850
 	Major           = 1
-	Minor           = 1
+	Minor           = 2
 	PageBytes       = 65536
 	BellLines       = 512
 	BellBytes       = 64
@@ -192,6 +192,18 @@ const (
 	OpBroadcast Op = 4
 	// OpBarrier: no bytes.
 	OpBarrier Op = 5
+	// OpReduce: as all_reduce, the result to the root alone.
+	OpReduce Op = 6
+	// OpGather: as all_gather, the result to the root alone.
+	OpGather Op = 7
+	// OpScatter: a part of the root's input to every rank.
+	OpScatter Op = 8
+	// OpAllToAll: a part of every rank's input to every rank.
+	OpAllToAll Op = 9
+	// OpSend: the input to one peer, which receives it.
+	OpSend Op = 10
+	// OpRecv: what one peer sends.
+	OpRecv Op = 11
 )
 
 func (v Op) String() string {
@@ -208,6 +220,18 @@ func (v Op) String() string {
 		return "broadcast"
 	case OpBarrier:
 		return "barrier"
+	case OpReduce:
+		return "reduce"
+	case OpGather:
+		return "gather"
+	case OpScatter:
+		return "scatter"
+	case OpAllToAll:
+		return "all_to_all"
+	case OpSend:
+		return "send"
+	case OpRecv:
+		return "recv"
 	}
 	return "op " + strconv.FormatUint(uint64(v), 10)
 }
@@ -229,6 +253,22 @@ const (
 	DTypeBF16 DType = 4
 	// DTypeF16: float16.
 	DTypeF16 DType = 5
+	// DTypeU8: uint8.
+	DTypeU8 DType = 6
+	// DTypeI8: int8.
+	DTypeI8 DType = 7
+	// DTypeI16: int16.
+	DTypeI16 DType = 8
+	// DTypeI32: int32.
+	DTypeI32 DType = 9
+	// DTypeBool: one byte, 0 or 1.
+	DTypeBool DType = 10
+	// DTypeU16: uint16.
+	DTypeU16 DType = 11
+	// DTypeU32: uint32.
+	DTypeU32 DType = 12
+	// DTypeU64: uint64.
+	DTypeU64 DType = 13
 )
 
 func (v DType) String() string {
@@ -245,6 +285,22 @@ func (v DType) String() string {
 		return "bf16"
 	case DTypeF16:
 		return "f16"
+	case DTypeU8:
+		return "u8"
+	case DTypeI8:
+		return "i8"
+	case DTypeI16:
+		return "i16"
+	case DTypeI32:
+		return "i32"
+	case DTypeBool:
+		return "bool"
+	case DTypeU16:
+		return "u16"
+	case DTypeU32:
+		return "u32"
+	case DTypeU64:
+		return "u64"
 	}
 	return "dtype " + strconv.FormatUint(uint64(v), 10)
 }
@@ -268,6 +324,68 @@ func (v Scale) String() string {
 		return "mean"
 	}
 	return "scale " + strconv.FormatUint(uint64(v), 10)
+}
+
+// Reduction says how two elements become one.
+type Reduction uint64
+
+// The values of Reduction.
+const (
+	// ReductionSum: addition; integers wrap, bool is an or.
+	ReductionSum Reduction = 0
+	// ReductionProduct: multiplication; integers wrap, bool is an and.
+	ReductionProduct Reduction = 1
+	// ReductionMin: the smaller one, not a number if either is.
+	ReductionMin Reduction = 2
+	// ReductionMax: the larger one, not a number if either is.
+	ReductionMax Reduction = 3
+	// ReductionBand: and of the bits, of integers and bool only.
+	ReductionBand Reduction = 4
+	// ReductionBor: or of the bits, of integers and bool only.
+	ReductionBor Reduction = 5
+	// ReductionBxor: exclusive or of the bits, of integers and bool only.
+	ReductionBxor Reduction = 6
+)
+
+func (v Reduction) String() string {
+	switch v {
+	case ReductionSum:
+		return "sum"
+	case ReductionProduct:
+		return "product"
+	case ReductionMin:
+		return "min"
+	case ReductionMax:
+		return "max"
+	case ReductionBand:
+		return "band"
+	case ReductionBor:
+		return "bor"
+	case ReductionBxor:
+		return "bxor"
+	}
+	return "reduction " + strconv.FormatUint(uint64(v), 10)
+}
+
+// CollFlag says a bit of a descriptor's flags.
+type CollFlag uint64
+
+// The values of CollFlag.
+const (
+	// CollFlagNone: nothing.
+	CollFlagNone CollFlag = 0
+	// CollFlagCounts: counts_offset is used: elements by member of the group, in the segment.
+	CollFlagCounts CollFlag = 1
+)
+
+func (v CollFlag) String() string {
+	switch v {
+	case CollFlagNone:
+		return "none"
+	case CollFlagCounts:
+		return "counts"
+	}
+	return "collflag " + strconv.FormatUint(uint64(v), 10)
 }
 
 // Status says how a request ended.
@@ -1604,6 +1722,56 @@ func (p *Page) ReadHealResult() (v HealResult, sequence uint64) {
 	return v, sequence
 }
 
+// Abort is T_ABORT: ends a group of ranks for its generation, with all its operations, everywhere. Sequence is another one than before in this place, which is free once the last one was answered.
+type Abort struct {
+	Generation phalanx.Generation
+	Sequence   uint64
+	Group      uint64
+}
+
+// AbortWords is the size of an encoded Abort.
+const AbortWords = 4
+
+// Encode writes the payload to the first 4 words of w.
+func (v Abort) Encode(w []uint64) {
+	_ = w[3]
+	w[0], w[0+1] = uint64(v.Generation.Epoch), v.Generation.Number
+	w[2] = v.Sequence
+	w[3] = v.Group
+}
+
+// Decode reads the payload from the first 4 words of w.
+func (v *Abort) Decode(w []uint64) {
+	_ = w[3]
+	v.Generation = phalanx.Generation{Epoch: uint32(w[0]), Number: w[0+1]}
+	v.Sequence = w[2]
+	v.Group = w[3]
+}
+
+const offsetAbort = 26176
+
+const strideAbort = 128
+
+// AbortCount is the number of T_ABORT cells.
+const AbortCount = 8
+
+// WriteAbort stores T_ABORT. Only the trainer may call it.
+func (p *Page) WriteAbort(i int, v Abort) {
+	var w [AbortWords]uint64
+	v.Encode(w[:])
+	writeCell(p.words[(offsetAbort+strideAbort*index(i, AbortCount))/8:], w[:])
+}
+
+// ReadAbort returns T_ABORT and how often it was written.
+func (p *Page) ReadAbort(i int) (v Abort, sequence uint64) {
+	var w [AbortWords]uint64
+	sequence = readCell(p.words[(offsetAbort+strideAbort*index(i, AbortCount))/8:], w[:])
+	if sequence > 0 {
+		v.Decode(w[:])
+	}
+	return v, sequence
+}
+
 // SlabHeader is S_HEADER: what the slab holds, written by the trainer.
 type SlabHeader struct {
 	LabelGeneration phalanx.Generation
@@ -1644,21 +1812,25 @@ func (v *SlabHeader) Decode(w []uint64) {
 
 const offsetSlabHeader = 0
 
-// Descriptor is T_RING: a posted collective. Sequence counts from 1; it lies in place (sequence - 1) mod 64. Offsets are bytes in the segment, count is elements.
+// Descriptor is T_RING: a posted collective. Sequence counts from 1; it lies in place (sequence - 1) mod 64. Offsets are bytes in the segment, count is elements; root and peer are ranks of the generation. Words that an older client does not know are 0.
 type Descriptor struct {
-	Generation phalanx.Generation
-	Sequence   uint64
-	Op         Op
-	DType      DType
-	Group      uint64
-	Root       phalanx.Rank
-	Count      int64
-	InOffset   int64
-	InStride   int64
-	InNodes    int
-	OutOffset  int64
-	Scale      Scale
-	Flags      uint64
+	Generation   phalanx.Generation
+	Sequence     uint64
+	Op           Op
+	DType        DType
+	Group        uint64
+	Root         phalanx.Rank
+	Count        int64
+	InOffset     int64
+	InStride     int64
+	InNodes      int
+	OutOffset    int64
+	Scale        Scale
+	Flags        uint64
+	Reduction    Reduction
+	Peer         phalanx.Rank
+	Tag          uint64
+	CountsOffset int64
 }
 
 // DescriptorWords is the size of an encoded Descriptor.
@@ -1680,6 +1852,10 @@ func (v Descriptor) Encode(w []uint64) {
 	w[11] = uint64(v.OutOffset)
 	w[12] = uint64(v.Scale)
 	w[13] = v.Flags
+	w[14] = uint64(v.Reduction)
+	w[15] = uint64(v.Peer)
+	w[16] = v.Tag
+	w[17] = uint64(v.CountsOffset)
 }
 
 // Decode reads the payload from the first 32 words of w.
@@ -1698,6 +1874,10 @@ func (v *Descriptor) Decode(w []uint64) {
 	v.OutOffset = int64(w[11])
 	v.Scale = Scale(w[12])
 	v.Flags = w[13]
+	v.Reduction = Reduction(w[14])
+	v.Peer = phalanx.Rank(w[15])
+	v.Tag = w[16]
+	v.CountsOffset = int64(w[17])
 }
 
 const (
@@ -1750,6 +1930,17 @@ func (p *Page) Complete(i int) uint64 { return load(p.words, offsetComplete/8+in
 func (p *Page) SetComplete(i int, v uint64) {
 	store(p.words, offsetComplete/8+index(i, CompleteCount), v)
 }
+
+// AbortedCount is the number of D_ABORTED words.
+const AbortedCount = 8
+
+const offsetAborted = 23744
+
+// Aborted loads D_ABORTED: answer to the T_ABORT in the same place: sequence << 8 | Status.
+func (p *Page) Aborted(i int) uint64 { return load(p.words, offsetAborted/8+index(i, AbortedCount)) }
+
+// SetAborted stores D_ABORTED. Only the daemon may call it.
+func (p *Page) SetAborted(i int, v uint64) { store(p.words, offsetAborted/8+index(i, AbortedCount), v) }
 
 const offsetPreempt = 49088
 
@@ -1830,6 +2021,7 @@ var Places = []Place{
 	{"T_DONE", true, 25728, 128, 1, 4},
 	{"T_STAGED", true, 25856, 192, 1, 8},
 	{"T_HEALRESULT", true, 26048, 128, 1, 6},
+	{"T_ABORT", true, 26176, 128, 8, 4},
 	{"S_HEADER", true, 0, 192, 1, 9},
 	{"T_RING", false, 49152, 256, 64, 32},
 	{"D_COLL_POSTED", false, 24512, 8, 1, 1},
@@ -1837,6 +2029,7 @@ var Places = []Place{
 	{"D_COLL_REDUCED", false, 24384, 8, 1, 1},
 	{"D_COLL_LEFT", false, 24320, 8, 1, 1},
 	{"D_COMPLETE", false, 23808, 8, 64, 1},
+	{"D_ABORTED", false, 23744, 8, 8, 1},
 	{"T_PREEMPT", false, 49088, 8, 1, 1},
 	{"T_SERVED", false, 49024, 8, 8, 1},
 	{"T_FILLED", false, 48960, 8, 8, 1},

@@ -41,7 +41,7 @@ func TestGeneratorRefuses(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, change := range map[string][2]string{
-		"unknown key":  {"minor = 1", "minor = 1\nminr = 1"},
+		"unknown key":  {"minor = ", "minr = 1\nminor = "},
 		"unknown type": {`"step step", "sequence u64", "abort bool"`, `"step stp"`},
 		"no type":      {`"step step", "sequence u64", "abort bool"`, `"step"`},
 		"equal names":  {`"step step", "sequence u64", "abort bool"`, `"at step"`},

@@ -132,6 +132,14 @@ func makeReplays() []replay {
 		{"T_RING", 1, encode(DescriptorWords, Descriptor{Generation: g, Op: OpBarrier})},
 		{"D_COMPLETE", 0, hexes(Answer(1, StatusOK))},
 	}
+	groups := []replayWrite{
+		{"T_RING", 0, encode(DescriptorWords, Descriptor{Generation: g, Op: OpAllToAll, DType: DTypeI32, Group: FirstGroup + 5, Root: phalanx.NoRank, Count: 6, InOffset: 64, OutOffset: 128, Flags: uint64(CollFlagCounts), CountsOffset: 256})},
+		{"T_RING", 1, encode(DescriptorWords, Descriptor{Generation: g, Op: OpReduce, DType: DTypeBF16, Group: LastGroup, Root: 2, Count: 6, Reduction: ReductionMax})},
+		{"T_RING", 2, encode(DescriptorWords, Descriptor{Generation: g, Op: OpSend, DType: DTypeU8, Group: FirstGroup, Count: 6, Peer: 3, Tag: 9})},
+		{"T_ABORT", 7, encode(AbortWords, Abort{Generation: g, Sequence: 1, Group: FirstGroup})},
+		{"D_COMPLETE", 2, hexes(Answer(3, StatusRevoked))},
+		{"D_ABORTED", 7, hexes(Answer(1, StatusOK))},
+	}
 	heal := []replayWrite{
 		{"T_HEALING", 0, encode(HealingWords, Healing{On: true, Generation: g, TrainerStart: 99})},
 		{"T_APPLIED", 0, encode(AppliedWords, Applied{Coordinate: AnyCoordinate, TrainerStart: 99})},
@@ -148,6 +156,7 @@ func makeReplays() []replay {
 		{Name: "one cell written once, twice and three times", Writes: []replayWrite{commit(1), commit(2), commit(3)}, TrainerBell: 1},
 		{Name: "a healthy step", TrainerBell: 1, Writes: step},
 		{Name: "collectives", TrainerBell: 1, Writes: ring},
+		{Name: "groups of ranks", TrainerBell: 1, Writes: groups},
 		{Name: "a heal that fails", TrainerBell: 1, Writes: heal},
 	}
 }
