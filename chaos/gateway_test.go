@@ -11,13 +11,7 @@ import (
 	"time"
 
 	"phalanx/ckpt/s3/s3test"
-	"phalanx/node"
 )
-
-// published wants a checkpoint of at least a step.
-func published(step uint64) func(*node.Status) bool {
-	return func(s *node.Status) bool { return s.Published != nil && uint64(s.Published.Step) >= step }
-}
 
 // TestGatewayKilled: the object store is killed in the middle of a run, training goes on, and the next save after it is back is
 // published. Then everything dies, and the run goes on from the store.

@@ -36,6 +36,11 @@ func inBucket(t *testing.T, j *job, server *s3test.Server, more ...string) strin
 	return store
 }
 
+// published wants a checkpoint of at least a step.
+func published(step uint64) func(*node.Status) bool {
+	return func(s *node.Status) bool { return s.Published != nil && uint64(s.Published.Step) >= step }
+}
+
 // TestP7StoreFails: the store refuses, loses acknowledgements, drops connections and asks to slow down, and is away for a while.
 // Training goes on, saves are published, and all of them can be restored.
 func TestP7StoreFails(t *testing.T) {

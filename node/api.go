@@ -382,6 +382,7 @@ func (d *Daemon) publishView(now time.Time) {
 		v.Notes = append(v.Notes, "the job waits: "+d.lead.why)
 	}
 	v.Notes = append(v.Notes, d.hindrances()...)
+	v.Notes = append(v.Notes, d.storeTroubles(now)...)
 	if !d.niced {
 		v.Notes = append(v.Notes, "daemons run at the trainers' priority: nice -5 is not allowed here")
 	}

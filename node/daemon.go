@@ -132,6 +132,7 @@ type Daemon struct {
 	niced      bool
 	peers      *peerLinks
 	meters     *meters
+	trouble    storeTrouble
 	plain      *plainRun
 	evidence   []phalanx.Evidence // against the current generation
 	requests   uint64
@@ -206,7 +207,7 @@ func (d *Daemon) open() (err error) {
 	d.niced = d.paths.system.Prefer()
 	d.tag = d.cfg.Job + "-" + d.cfg.Key.jobTag(d.cfg.Job)
 	if d.store = d.cfg.Objects; d.store == nil {
-		if d.store, err = openStore(d.ctx, d.cfg.Store, d.meters); err != nil {
+		if d.store, err = openStore(d.ctx, d.cfg.Store, observers{d.meters, &d.trouble}); err != nil {
 			return err
 		}
 	}

@@ -106,6 +106,7 @@ type Report struct {
 	StepNS     int64                `json:"step_ns,omitempty"`         // p50 of the step
 	Plain      string               `json:"plain,omitempty"`           // HOST:PORT that rank 0 of a plain job may bind
 	Niced      bool                 `json:"niced"`
+	Store      string               `json:"store,omitempty"` // for how long it has carried out nothing, and why
 	Note       string               `json:"note,omitempty"`
 }
 

@@ -45,6 +45,7 @@ func (d *Daemon) sendReport(now time.Time) {
 	}
 	r.HostBytes = d.memory.used()
 	r.SaveRead = d.saver.read.Load()
+	r.Store = d.trouble.says(now)
 	r.StepNS = int64(d.steps.slowest())
 	r.Evidence = d.reportedEvidence(now)
 	if d.plain != nil {

@@ -76,7 +76,8 @@ func TestWhatIsWrongAtTheStart(t *testing.T) {
 		{"no such host", "s3://bucket/run?endpoint=http://no-such-host.invalid", env, s3test.Flaws{}, 0, ckpt.ErrUnavailable, "no-such-host.invalid"},
 		{"bundle", server.StoreURL("run"), with("AWS_CA_BUNDLE", "/no/such/file"), s3test.Flaws{}, 0, ckpt.ErrAuth, "AWS_CA_BUNDLE"},
 	} {
-		server.Flaws, server.Clock = c.flaws, c.clock
+		server.Flaws = c.flaws
+		server.SetClock(c.clock)
 		_, err := probe(t, c.url, c.env)
 		if !errors.Is(err, c.is) || !strings.Contains(err.Error(), c.text) {
 			t.Errorf("%s: got %v, want %v and %q", c.name, err, c.is, c.text)
@@ -84,7 +85,8 @@ func TestWhatIsWrongAtTheStart(t *testing.T) {
 		if err != nil && (strings.Contains(err.Error(), "wrong-secret-text") || strings.Contains(err.Error(), env["AWS_SECRET_ACCESS_KEY"])) {
 			t.Errorf("%s: %v shows a secret", c.name, err)
 		}
-		server.Flaws, server.Clock = s3test.Flaws{}, 0
+		server.Flaws = s3test.Flaws{}
+		server.SetClock(0)
 	}
 	if n := server.Keys(); n != 0 {
 		t.Errorf("%d objects are left behind", n)

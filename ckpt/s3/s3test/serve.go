@@ -24,7 +24,7 @@ import (
 
 // serve answers one request.
 func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
-	w.Header().Set("Date", time.Now().Add(s.Clock).UTC().Format(http.TimeFormat))
+	w.Header().Set("Date", s.now().UTC().Format(http.TimeFormat))
 	if r.Method == http.MethodPost {
 		s.tokens(w, r)
 		return
@@ -61,15 +61,18 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
 }
 
 func (s *Server) ask(request Request) Fault {
+	s.asking.Lock()
+	defer s.asking.Unlock()
 	s.mu.Lock()
-	defer s.mu.Unlock()
 	request.Seq = s.seq
 	s.seq++
 	s.counts[request.Op]++
-	if s.hook == nil {
+	hook := s.hook
+	s.mu.Unlock()
+	if hook == nil {
 		return Fault{}
 	}
-	return s.hook(request)
+	return hook(request)
 }
 
 func (s *Server) failAs(w http.ResponseWriter, r *http.Request, f Fault) {

@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -71,10 +72,10 @@ type Flaws struct {
 type Server struct {
 	*httptest.Server
 	Flaws Flaws
-	// Clock is what the server adds to the time.
-	Clock time.Duration
 
-	mu      sync.Mutex // guards the fields below
+	clock   atomic.Int64 // what the server adds to the time, in nanoseconds
+	asking  sync.Mutex   // held while the hook runs; taken before mu
+	mu      sync.Mutex   // guards the fields below
 	hook    func(Request) Fault
 	objects map[string]object
 	seq     int
@@ -117,7 +118,13 @@ func randomText() string {
 	return hex.EncodeToString(b)
 }
 
-// Hook sets what is asked about each request; nil is no fault. It runs for one request at a time.
+// SetClock sets how far the server's clock is from this machine's.
+func (s *Server) SetClock(ahead time.Duration) { s.clock.Store(int64(ahead)) }
+
+func (s *Server) now() time.Time { return time.Now().Add(time.Duration(s.clock.Load())) }
+
+// Hook sets what is asked about each request; nil is no fault. It runs for one request at a time, and may expire keys and set
+// the clock: what comes after this request finds it so.
 func (s *Server) Hook(hook func(Request) Fault) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -171,6 +178,13 @@ func (s *Server) Expire(id string) {
 	k := s.keys[id]
 	k.expired = true
 	s.keys[id] = k
+}
+
+// Revoke forgets a key: requests with it are answered with InvalidAccessKeyId.
+func (s *Server) Revoke(id string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.keys, id)
 }
 
 // Issue sets how long the credentials live that the token service gives out.

@@ -65,7 +65,7 @@ func (s *Server) verify(r *http.Request) (*signature, error) {
 		return nil, refuse(403, "InvalidAccessKeyId", "the access key %s does not exist", sig.id)
 	case err != nil:
 		return nil, refuse(403, "AccessDenied", "date %q", sig.date)
-	case time.Now().Add(s.Clock).Sub(at).Abs() > longestSkew:
+	case s.now().Sub(at).Abs() > longestSkew:
 		return nil, refuse(403, "RequestTimeTooSkewed", "the difference between the request time and the current time is too large")
 	case known.expired:
 		return nil, refuse(400, "ExpiredToken", "the provided token has expired")
