@@ -46,6 +46,18 @@ build: ## build bin/phalanx and bin/phalanx-lm, static, without cgo
 	@mkdir -p bin
 	CGO_ENABLED=0 $(GO) build -p $(PARALLEL) -trimpath -ldflags '-X main.version=$(VERSION)' -o bin/ ./cmd/phalanx ./cmd/phalanx-lm
 
+# The client library in C, for Python in a checkout; the wheel builds its own (python/setup.py).
+PYLIB = python/src/phalanx/_lib/libphalanx.so
+PYLIB_FLAGS = -std=gnu11 -D_GNU_SOURCE -O2 -ffp-contract=off -fvisibility=hidden -fPIC -shared -pthread -Wall -Wextra -Werror
+
+.PHONY: python
+python: $(PYLIB) ## build the client library in C for the Python package; wants cc
+
+$(PYLIB): $(wildcard python/csrc/*.c python/csrc/*.h)
+	@mkdir -p $(@D)
+	$(CC) $(PYLIB_FLAGS) -o $@.new $(filter %.c,$^)
+	mv $@.new $@
+
 .PHONY: test
 test: test-go test-s3 test-torch ## everything that must pass
 
@@ -66,12 +78,14 @@ test-s3: ## the store in buckets against a real S3 server (versitygw); the first
 	$(GO) vet -tags s3 ./ckpt/s3/... ./chaos
 	$(GO) test -tags s3 -vet=off -timeout=7m $(TESTFLAGS) -run Gateway -p 1 ./ckpt/s3 ./chaos
 
-# The version of PyTorch for test-torch.
+# The version of PyTorch for test-torch, and more flags for its pytest.
 TORCH ?= 2.15
+PYTESTFLAGS ?=
 
 .PHONY: test-torch
 test-torch: ## real PyTorch (TORCH=2.15) reads what is written here and the other way round; makes its environment in the cache
 	$(GO) test -tags torch -timeout=15m $(TESTFLAGS) ./ckpt/torchtest -torch $(TORCH)
+	scripts/test-python.sh $(TORCH) $(PYTESTFLAGS)
 
 .PHONY: test-torch-matrix
 test-torch-matrix: ## test-torch with each version that scripts/torch has: 2.15, 2.11 and 2.6
@@ -150,4 +164,4 @@ tidy: ## tidy go.mod and tools/go.mod
 
 .PHONY: clean
 clean: ## remove what was built
-	rm -rf bin
+	rm -rf bin python/src/phalanx/_lib

@@ -18,7 +18,7 @@
 //
 // # Layout
 //
-// page.toml is the only source; layout_gen.go, phalanx_page.h and phalanx_page.py are printed from it. The layout only
+// page.toml is the only source; layout_gen.go, and in python csrc/phalanx_page.h and _page.py, are printed from it. The layout only
 // grows; an unknown major version is refused. testdata holds replays for clients in other languages.
 package wire
 

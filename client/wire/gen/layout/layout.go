@@ -107,9 +107,9 @@ func Generate(text []byte) (map[string][]byte, error) {
 		return nil, err
 	}
 	return map[string][]byte{
-		"layout_gen.go":   golang,
-		"phalanx_page.h":  p.c(),
-		"phalanx_page.py": p.python(),
+		"layout_gen.go":                     golang,
+		"../../python/csrc/phalanx_page.h":  p.c(),
+		"../../python/src/phalanx/_page.py": p.python(),
 	}, nil
 }
 

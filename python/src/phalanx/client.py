@@ -1,0 +1,566 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The client of a trainer, without PyTorch: the same calls as the Go package client, over addresses of memory.
+
+    client = Client.hello(spec=spec, state=tensors, gradient_elements=n, apply=optimizer)
+    try:
+        while True:
+            begin = client.begin()              # Done: leave the loop
+            try:
+                client.fold()
+                for slot in begin.slots:
+                    client.working(begin.step, slot)
+                    backward(begin.step, slot, client.slot_buffer(slot))   # adds into zeroed memory
+                    client.slot_done(slot)
+                client.reduce()
+                client.vote(client.digest())    # runs optimizer(step) when the step is committed
+            except Revoked:
+                continue                        # begin tells what is computed next
+    except Done:
+        client.finish()
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import logging
+import os
+import signal
+import threading
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from ctypes import byref, c_int64, c_void_p
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from . import _native as native
+from . import _page as page
+from .errors import (
+    CollectiveFailed,
+    Done,
+    Error,
+    Fenced,
+    Illegal,
+    Orphaned,
+    Preempted,
+    Refused,
+    Repeat,
+    Revoked,
+    Torn,
+)
+from .hello import PROTOCOL, process_start, say_hello, socket_path, spec_difference
+
+log = logging.getLogger("phalanx")
+
+SLICE_NS = 1_000_000_000
+"""How long a wait stays out of Python at most, so that its signal handlers run."""
+
+_KEEP_GIL_BELOW = 1 << 20  # bytes that are moved or digested while the GIL is kept: about 0.1 ms
+_PHASES = {
+    "compute": page.PHASE_COMPUTE,
+    "load": page.PHASE_LOAD,
+    "save": page.PHASE_SAVE,
+    "eval": page.PHASE_EVAL,
+    "compile": page.PHASE_COMPILE,
+}
+
+
+class Global(NamedTuple):
+    """Where a box lies in the larger tensor that it is a part of: one number for each dimension."""
+
+    shape: tuple[int, ...]
+    offset: tuple[int, ...]
+
+
+class Tensor(NamedTuple):
+    """A registered tensor. The memory is live: it is read for heals and saves and written when this member heals."""
+
+    name: str
+    dtype: str
+    """f64 f32 f16 bf16 f8_e4m3fn f8_e5m2 f8_e4m3fnuz f8_e5m2fnuz f8_e8m0fnu c64 c128 i64 i32 i16 i8 u64 u32 u16 u8 bool"""
+    shape: tuple[int, ...]
+    address: int
+    """Of contiguous, little-endian memory that stays there, or is moved by `Client.set_address`."""
+    nbytes: int
+    global_: Global | None = None
+    """Set for a box of a larger tensor that the ranks of a replica group hold together."""
+    per_rank: bool = False
+    """Every rank has content of its own; otherwise all ranks with one coordinate hold the same bytes."""
+
+
+@dataclass(frozen=True)
+class Begin:
+    """A place in a world and the step to compute there."""
+
+    step: int
+    generation: tuple[int, int]
+    """Authority epoch and number."""
+    rank: int
+    world: int
+    group_size: int
+    coordinate: int
+    slots: range
+    """To compute, in order."""
+    slot_count: int
+    local_rank: int
+    local_world: int
+    healed: bool
+    """The registered state was replaced since the last begin returned: rebuild what derives from it."""
+
+
+class Digest(NamedTuple):
+    """D1 of a reduced gradient, and its statistics."""
+
+    digest: tuple[int, int]
+    sum_squares: float
+    """Of float32 and float64 numbers, added in a fixed order; its root is the norm. NaN or inf when one is."""
+    abs_max: float
+    non_finite: int
+
+    @property
+    def hex(self) -> str:
+        """32 hexadecimal digits, as Phalanx prints digests."""
+        return f"{self.digest[0]:016x}{self.digest[1]:016x}"
+
+
+class Label(NamedTuple):
+    """Names a state: the step, and generation and digest of the gradient that made it. coordinate -1 fits any."""
+
+    step: int
+    generation: tuple[int, int]
+    digest: tuple[int, int]
+    coordinate: int
+    valid: bool
+
+
+_clients: weakref.WeakSet[Client] = weakref.WeakSet()
+
+
+class Client:
+    """The trainer's side of the control page. Calls are for one thread, the owner, except working, progress and preempt.
+
+    While the owner waits in a call, the library serves heals from the registered memory and starts the staging of saves.
+    Every wait ends by itself when the daemon is gone for a minute (Orphaned).
+    """
+
+    def __init__(self) -> None:
+        """Not for callers: see `hello`."""
+        self._library = native.library()
+        self._handle: int | None = None
+        self._apply: Callable[[int], None] = lambda _: None
+        self._take: Callable[[int], None] | None = None
+        self._spec: dict[str, Any] = {}
+        self._begun: Any = None
+        self._forked = False
+        self._restore: list[tuple[int, Any, Any]] = []
+        self._names: dict[str, int] = {}
+        self._small = False
+        self.member = ""
+        self.incarnation = 0
+        self.alone = False
+        """There is no daemon: a world of one."""
+
+    @classmethod
+    def hello(
+        cls,
+        *,
+        spec: Mapping[str, Any],
+        state: Sequence[Tensor],
+        gradient_elements: int,
+        apply: Callable[[int], None],
+        count_elements: int = 64,
+        extra_bytes: int = 0,
+        coordinate: Callable[[int], None] | None = None,
+        pinned: int = -1,
+        timeout: float = 60.0,
+        signals: bool = True,
+    ) -> Client:
+        """Registers the trainer with the daemon that started it and announces the initial state, that of step 0.
+
+        spec: what all trainers of the job agree on, with the keys of docs/protocol.md; last_step, slots and global_batch at
+        least. state: every tensor of the training state, on all members in the same order. gradient_elements: float32 that
+        a step reduces. apply(step): the optimizer; it reads the reduced gradient and the state, and communicates with
+        nobody, because it may run inside begin, in another world. coordinate(c) is told the shard coordinate before the
+        first step and before the first byte of a heal. pinned: the only coordinate at which this member can be, -1 for any.
+        signals: TERM and INT ask the daemon to bring the member out in order; a second INT does what it did before.
+
+        Without a daemon (PHALANX_SOCKET is not set), or with PHALANX_DISABLE=1, the client is a world of one.
+        Raises Refused when the daemon does not take the trainer, Illegal for mistakes in what is registered.
+        """
+        c = cls()
+        c._apply, c._take = apply, coordinate
+        c._spec = complete_spec(spec)
+        c._create(state, gradient_elements, count_elements, extra_bytes)
+        path = socket_path()
+        try:
+            if path is None:
+                c.alone = True
+                c._check(c._library.posts.phx_attach_alone(c._handle))
+            else:
+                c._join(path, state, pinned, timeout)
+        except BaseException:
+            c.close()
+            raise
+        c._begun = c._library.posts.phx_begun(c._handle).contents
+        c._small = 4 * gradient_elements < _KEEP_GIL_BELOW
+        _clients.add(c)
+        if signals:
+            c._watch_signals()
+        c._say_notes()
+        return c
+
+    def _create(self, state: Sequence[Tensor], gradient_elements: int, count_elements: int, extra_bytes: int) -> None:
+        s = self._spec
+        config = native.Config(
+            s["last_step"], s["seed"], s["slots"], gradient_elements, count_elements, extra_bytes
+        )
+        tensors = c_tensors(state)
+        handle = c_void_p()
+        r = self._library.posts.phx_create(byref(config), tensors, len(state), byref(handle))
+        if not handle.value:
+            raise MemoryError("no memory for a client")
+        self._handle = handle.value
+        self._names = {t.name: i for i, t in enumerate(state)}
+        if r != 0:
+            try:
+                self._check(r)
+            finally:
+                self.close()
+
+    def _join(self, path: str, state: Sequence[Tensor], pinned: int, timeout: float) -> None:
+        pid = os.getpid()
+        start = process_start(pid)
+        hello: dict[str, Any] = {
+            "pid": pid,
+            "start": start,
+            "protocol_min": PROTOCOL,
+            "protocol_max": PROTOCOL,
+            "spec": self._spec,
+            "state": [tensor_info(t) for t in state],
+            "segment_bytes": self._library.posts.phx_segment_bytes(self._handle),
+            "client": "python",
+        }
+        if pinned >= 0:
+            hello["coordinate"] = pinned
+        welcome = say_hello(path, hello, timeout)
+        difference = spec_difference(welcome["spec"], self._spec)
+        if difference:
+            raise Refused("spec_differs", f"the job has another spec: {difference}", "start with the job's settings")
+        self.member, self.incarnation = welcome["member"], welcome["incarnation"]
+        names = [os.fsencode(welcome[name]) for name in ("page", "bells", "segment")]
+        slab = os.fsencode(welcome["slab"]) if welcome.get("slab") else None
+        self._check(self._library.posts.phx_attach(self._handle, *names, slab, start))
+        if self._library.posts.phx_start_pulse(self._handle) != 0:
+            log.warning("the end of this process will be seen later than it could: %s", self._error())
+
+    def close(self) -> None:
+        """Ends staging and unmaps everything. Calling it again does nothing."""
+        for number, mine, before in self._restore:
+            if threading.current_thread() is threading.main_thread() and signal.getsignal(number) is mine:
+                signal.signal(number, before)
+        self._restore = []
+        handle, self._handle = self._handle, None
+        self._begun = None
+        if handle is not None and not self._forked:
+            self._library.waits.phx_close(handle)
+        _clients.discard(self)
+
+    def begin(self) -> Begin:
+        """Waits for a seat that says run and returns the next step.
+
+        Inside it the member serves heals, stages saves, heals itself and rolls forward, the last with apply. Raises Done,
+        Preempted, Fenced, Orphaned, Torn.
+        """
+        self._drive(self._library.posts.phx_begin(self._live()), native.RUN)
+        b = self._begun
+        return Begin(
+            b.step, (b.epoch, b.number), b.rank, b.world, b.group_size, b.coordinate, range(b.slot_first, b.slot_end),
+            b.slot_count, b.local_rank, b.local_world, bool(b.healed),
+        )  # fmt: skip
+
+    def working(self, step: int, slot: int) -> None:
+        """Names the slot in work: a step and slot that kill two members are poison. From the owner or one other thread."""
+        self._library.posts.phx_working(self._live(), step, slot)
+
+    def progress(self, phase: str) -> None:
+        """Says that the trainer lives and what it does: compute, load, save, eval or compile."""
+        if phase not in _PHASES:
+            raise Illegal(f"phase {phase!r}; say one of {', '.join(_PHASES)}")
+        self._library.posts.phx_progress(self._live(), _PHASES[phase])
+
+    def preempt(self) -> None:
+        """Asks the daemon to bring the member out of the world in order. From any thread, or a signal handler."""
+        self._library.posts.phx_preempt(self._live())
+
+    def fold(self) -> None:
+        """Starts the sums of the begun step."""
+        self._check(self._library.posts.phx_fold(self._live()))
+
+    def slot_buffer(self, slot: int) -> int:
+        """The address of zeroed float32 memory for the next slot's gradient: the sum over its samples is added into it."""
+        address = (self._library.posts if self._small else self._library.waits).phx_slot_buffer(self._live(), slot)
+        if not address:
+            raise Illegal(self._error())
+        return int(address)
+
+    def slot_done(self, slot: int) -> None:
+        """Says that the slot's gradient is complete. Its memory must not be used afterwards."""
+        library = self._library.posts if self._small else self._library.waits
+        self._check(library.phx_slot_done(self._live(), slot))
+
+    def reduce(self, mean: bool = True) -> int:
+        """Sums the folded gradients of the ranks with this coordinate over the slot tree, once multiplied by 1/S for a mean.
+
+        Returns the address of gradient_elements float32; they stay until the next fold and must not be written. Raises
+        Revoked (begin again) and CollectiveFailed.
+        """
+        self._drive(self._library.posts.phx_reduce(self._live(), mean), native.REDUCED)
+        return int(self._library.posts.phx_reduced(self._handle))
+
+    def reduce_counts(self, counts: Sequence[int]) -> list[int]:
+        """The sums of up to count_elements int64 over the groups, modulo 2^64. Each rank gives those of its own slots."""
+        numbers = native.int64s(tuple(counts))
+        self._drive(self._library.posts.phx_reduce_counts(self._live(), numbers, len(counts)), native.REDUCED)
+        return self._library.posts.phx_reduced_counts(self._handle)[: len(counts)]
+
+    def digest(self) -> Digest:
+        """D1 of the reduced gradient, under keys that change with the step, and its statistics."""
+        out = native.Digest()
+        library = self._library.posts if self._small else self._library.waits
+        self._check(library.phx_digest(self._live(), byref(out)))
+        return digest_of(out)
+
+    def vote(self, digest: Digest | tuple[int, int] | None = None, ok: bool = True) -> bool:
+        """Votes for the begun step, waits for the decision, and runs apply when it is committed.
+
+        ok says "I hold the whole reduced gradient, final"; digest is of it, and without one it is taken here. Returns True
+        when the step was committed and applied, False when it is not decided here: call begin. The gradient must stay as it
+        is until begin returns. Raises Torn from what apply raised: exit then.
+        """
+        if digest is None:
+            digest = self.digest() if ok else (0, 0)
+        value = digest.digest if isinstance(digest, Digest) else digest
+        r = self._library.posts.phx_vote(self._live(), ok, native.pair(value), None)
+        return self._drive(r, native.APPLY, native.REPEAT) == native.APPLY
+
+    def finish(self, digest: tuple[int, int] | None = None) -> None:
+        """Says that training ended well with a state of this digest, D1 of the whole state by default.
+
+        It goes on serving heals and saves until the daemon says stop. Raises Repeat when the job was rewound or extended:
+        call begin.
+        """
+        handle = self._live()
+        if digest is None:
+            digest = self.state_digest()
+        r = self._drive(self._library.posts.phx_finish(handle, native.pair(digest)), native.STOPPED, native.REPEAT)
+        if r == native.REPEAT:
+            raise Repeat("the job was rewound or extended: train on")
+
+    def applied(self) -> Label:
+        """The label of the registered state; not valid: the state is nothing."""
+        l = native.Label()
+        self._library.posts.phx_label_of(self._live(), byref(l))
+        return Label(l.step, (l.epoch, l.number), (l.digest[0], l.digest[1]), l.coordinate, bool(l.valid))
+
+    def state_digest(self) -> tuple[int, int]:
+        """D1 with seed 0 over all registered tensors, in the order of their names."""
+        out = (ctypes.c_uint64 * 2)()
+        self._check(self._library.waits.phx_state_digest(self._live(), byref(out)))
+        return out[0], out[1]
+
+    def set_address(self, name: str, address: int) -> None:
+        """Gives a tensor other memory of the same size. What is registered must be the whole state between two calls."""
+        if name not in self._names:
+            raise Illegal(f"no tensor is called {name!r}")
+        self._library.waits.phx_join(self._live())
+        self._check(self._library.posts.phx_set_address(self._handle, self._names[name], address))
+
+    @property
+    def extra(self) -> tuple[int, int]:
+        """Address and offset in the segment of the extra_bytes that were asked for."""
+        offset = c_int64()
+        address = self._library.posts.phx_extra(self._live(), byref(offset))
+        return int(address), offset.value
+
+    @property
+    def spec(self) -> Mapping[str, Any]:
+        """The job's spec."""
+        return self._spec
+
+    def _live(self) -> int:
+        if self._handle is None:
+            if self._forked:
+                raise Illegal("this is a forked child of the trainer: it has no part in the job; use the client in its parent only")
+            raise Illegal("the client is closed")
+        return self._handle
+
+    def _drive(self, r: int, *wanted: int) -> int:
+        """Waits until the library returns one of wanted, and does meanwhile what it asks for."""
+        handle = self._live()
+        posts, wait = self._library.posts, self._library.waits.phx_wait
+        while True:
+            if r in (native.PENDING, native.TIMEOUT, native.INTERRUPTED):
+                r = wait(handle, SLICE_NS)
+                if r in (native.TIMEOUT, native.INTERRUPTED):
+                    self._say_notes()
+            elif r == native.APPLY:
+                self._run_apply(posts.phx_step(handle))
+                if native.APPLY in wanted:
+                    return r
+                r = native.PENDING
+            elif r == native.COORDINATE:
+                if self._take is not None:
+                    self._take(posts.phx_coordinate(handle))
+                r = posts.phx_coordinate_taken(handle)
+            else:
+                self._say_notes()
+                if r in wanted:
+                    return r
+                self._check(r)
+
+    def _run_apply(self, step: int) -> None:
+        try:
+            self._apply(step)
+        except BaseException as e:
+            self._library.posts.phx_apply_failed(self._handle)
+            raise Torn(f"{self._error()}: {e!r}") from e
+        self._check(self._library.posts.phx_applied(self._handle))
+
+    def _error(self) -> str:
+        return self._library.posts.phx_error(self._handle).decode(errors="replace")
+
+    def _check(self, r: int) -> None:
+        if r == native.PENDING:
+            return
+        kind = _ERRORS.get(r, Error)
+        raise kind("the job's last step is applied" if r == native.DONE else self._error())
+
+    def _say_notes(self) -> None:
+        out = ctypes.create_string_buffer(4096)
+        n = self._library.posts.phx_notes(self._handle, out, len(out))
+        for line in out.raw[:n].decode(errors="replace").splitlines():
+            level, _, text = line.partition(" ")
+            log.log(getattr(logging, level, logging.INFO), "%s", text)
+
+    def _watch_signals(self) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            log.warning("TERM and INT end this process: only the main thread can have handlers for them, and it did not say hello")
+            return
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._watch(number)
+
+    def _watch(self, number: int) -> None:
+        before = signal.getsignal(number)
+        reference = weakref.ref(self)
+
+        def handler(n: int, frame: Any) -> None:
+            c = reference()
+            if c is not None and c._handle is not None:
+                c.preempt()
+            if n == signal.SIGINT:
+                signal.signal(n, before)  # the next one ends the process as usual
+            if callable(before) and before is not signal.default_int_handler:
+                before(n, frame)
+
+        if before is None:
+            return  # it was not installed from Python, and could not be put back
+        signal.signal(number, handler)
+        self._restore.append((number, handler, before))
+
+
+_ERRORS: dict[int, type[Exception]] = {
+    native.REVOKED: Revoked,
+    native.FAILED: CollectiveFailed,
+    native.DONE: Done,
+    native.PREEMPTED: Preempted,
+    native.FENCED: Fenced,
+    native.ORPHANED: Orphaned,
+    native.E_ILLEGAL: Illegal,
+    native.E_TORN: Torn,
+    native.E_ARGUMENT: Illegal,
+    native.E_MEMORY: Error,
+    native.E_SEAT: Error,
+    native.E_RING: Illegal,
+}
+
+
+def complete_spec(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """The spec with its defaults: seed 0, group_size 1, threads 1, no data and no settings."""
+    known = {
+        "last_step": None, "seed": 0, "slots": None, "global_batch": None, "data_length": 0, "data_hash": "",
+        "group_size": 1, "threads": 1, "settings": "",
+    }  # fmt: skip
+    for name in spec:
+        if name not in known:
+            raise Illegal(f"spec has a field {name!r}; known are {', '.join(known)}")
+    out = known | dict(spec)
+    missing = [name for name, value in out.items() if value is None]
+    if missing:
+        raise Illegal(f"spec lacks {', '.join(missing)}")
+    if out["last_step"] < 1 or out["slots"] < 1 or out["group_size"] < 1:
+        raise Illegal("spec: last_step, slots and group_size are at least 1")
+    if out["global_batch"] < 1 or out["global_batch"] % out["slots"] != 0:
+        raise Illegal(f"spec: {out['slots']} slots do not divide the global batch of {out['global_batch']} samples")
+    return {name: value for name, value in out.items() if value != "" or name not in ("data_hash", "settings")}
+
+
+def tensor_info(t: Tensor) -> dict[str, Any]:
+    """How a hello describes a tensor."""
+    info: dict[str, Any] = {"name": t.name, "dtype": t.dtype, "shape": list(t.shape)}
+    if t.global_ is not None:
+        info["global"] = {"shape": list(t.global_.shape), "offset": list(t.global_.offset)}
+    if t.per_rank:
+        info["per_rank"] = True
+    return info
+
+
+def c_tensors(state: Sequence[Tensor]) -> Any:
+    """The tensors as C has them. The array keeps what it points to alive."""
+    out = (native.Tensor * max(1, len(state)))()
+    for c, t in zip(out, state, strict=False):
+        if "\0" in t.name or "\0" in t.dtype:
+            raise Illegal(f"tensor {t.name!r}: names have no NUL")
+        c.name, c.dtype = t.name.encode(), t.dtype.encode()
+        c.shape, c.dims = native.int64s(tuple(t.shape)), len(t.shape)
+        c.per_rank, c.address, c.bytes = t.per_rank, t.address, t.nbytes
+        if t.global_ is not None:
+            if len(t.global_.shape) != len(t.shape) or len(t.global_.offset) != len(t.shape):
+                raise Illegal(f"tensor {t.name!r}: shape and global have different numbers of dimensions")
+            c.global_shape, c.global_offset = native.int64s(t.global_.shape), native.int64s(t.global_.offset)
+    return out
+
+
+def digest_of(d: native.Digest) -> Digest:
+    """A digest as Python has it."""
+    return Digest((d.digest[0], d.digest[1]), d.sum_squares, d.abs_max, d.non_finite)
+
+
+def digest_tensors(tensors: Sequence[Tensor], seed: int = 0) -> Digest:
+    """D1 over any tensors, in the order of their names whatever their own order is, with the statistics of the floats."""
+    out = native.Digest()
+    if native.library().waits.phx_digest_tensors(seed, c_tensors(tensors), len(tensors), byref(out)) != 0:
+        raise MemoryError("no memory for a digest")
+    return digest_of(out)
+
+
+def _drop_in_child() -> None:
+    """A forked child has none of the library's maps and threads: it forgets its handles."""
+    for c in list(_clients):
+        c._forked, c._handle, c._begun = True, None, None
+        for number, mine, before in c._restore:
+            if signal.getsignal(number) is mine:
+                signal.signal(number, before)
+        c._restore = []
+    _clients.clear()
+
+
+def _close_all() -> None:
+    """Staging reads memory that the interpreter is about to give back."""
+    for c in list(_clients):
+        c.close()
+
+
+os.register_at_fork(after_in_child=_drop_in_child)
+atexit.register(_close_all)
+
+__all__ = ["Begin", "Client", "Digest", "Global", "Label", "Tensor", "complete_spec", "digest_tensors"]
