@@ -31,17 +31,45 @@ void alone_commit(phx_client *c) {
 	bell_ring(c->own);
 }
 
-/* alone_collective sums the cover of all slots, which is one node, and scales it once. */
-void alone_collective(phx_client *c, const uint64_t *d) {
-	uint8_t *in = c->segment.at + d[F(T_RING, IN_OFFSET)], *out = c->segment.at + d[F(T_RING, OUT_OFFSET)];
-	int64_t n = (int64_t)d[F(T_RING, COUNT)];
-	if (d[F(T_RING, DTYPE)] == PHALANX_DTYPE_I64)
-		memcpy(out, in, (size_t)(8 * n));
-	else if (d[F(T_RING, SCALE)] == PHALANX_SCALE_MEAN)
-		scale_f32((float *)out, (const float *)in, 1.0f / (float)c->config.slots, n);
+/* dtype_size is the bytes of an element of a collective, 0 for none. */
+static int64_t dtype_size(uint64_t dtype) {
+	switch (dtype) {
+	case PHALANX_DTYPE_F64: case PHALANX_DTYPE_I64: case PHALANX_DTYPE_U64: return 8;
+	case PHALANX_DTYPE_F32: case PHALANX_DTYPE_I32: case PHALANX_DTYPE_U32: return 4;
+	case PHALANX_DTYPE_F16: case PHALANX_DTYPE_BF16: case PHALANX_DTYPE_I16: case PHALANX_DTYPE_U16: return 2;
+	case PHALANX_DTYPE_U8: case PHALANX_DTYPE_I8: case PHALANX_DTYPE_BOOL: return 1;
+	default: return 0;
+	}
+}
+
+/* carry_out copies the input to the result: what every operation of a group of one comes to, but for the mean over slots, which is
+ * applied to the sum of all of them. */
+static bool carry_out(phx_client *c, const uint64_t *d) {
+	uint64_t op = d[F(T_RING, OP)];
+	if (op == PHALANX_OP_BARRIER)
+		return true;
+	if (op == PHALANX_OP_NONE || op == PHALANX_OP_SEND || op == PHALANX_OP_RECV)
+		return false; /* there is no other rank */
+	int64_t size = dtype_size(d[F(T_RING, DTYPE)]), n = (int64_t)d[F(T_RING, COUNT)], room = (int64_t)c->segment.bytes;
+	int64_t in = (int64_t)d[F(T_RING, IN_OFFSET)], out = (int64_t)d[F(T_RING, OUT_OFFSET)];
+	if (d[F(T_RING, FLAGS)] & PHALANX_COLL_FLAG_COUNTS) {
+		int64_t at = (int64_t)d[F(T_RING, COUNTS_OFFSET)];
+		if (!within(at, 8, room))
+			return false;
+		memcpy(&n, c->segment.at + at, 8);
+	}
+	if (size == 0 || n < 0 || n > room / size || !within(in, n * size, room) || !within(out, n * size, room))
+		return false;
+	bool mean = d[F(T_RING, SCALE)] == PHALANX_SCALE_MEAN && d[F(T_RING, GROUP)] < (uint64_t)1 << 32;
+	if (mean && d[F(T_RING, DTYPE)] == PHALANX_DTYPE_F32)
+		scale_f32((float *)(c->segment.at + out), (const float *)(c->segment.at + in), 1.0f / (float)c->config.slots, n);
 	else
-		memcpy(out, in, (size_t)(4 * n));
-	uint64_t sequence = d[F(T_RING, SEQUENCE)];
-	word_store(WORD_PLACE(c, D_COMPLETE, (sequence - 1) % PHALANX_D_COMPLETE_PLACES), answer_make(sequence, PHALANX_STATUS_OK));
+		memmove(c->segment.at + out, c->segment.at + in, (size_t)(n * size));
+	return true;
+}
+
+void alone_collective(phx_client *c, const uint64_t *d) {
+	uint64_t sequence = d[F(T_RING, SEQUENCE)], status = carry_out(c, d) ? PHALANX_STATUS_OK : PHALANX_STATUS_FAILED;
+	word_store(WORD_PLACE(c, D_COMPLETE, (sequence - 1) % PHALANX_D_COMPLETE_PLACES), answer_make(sequence, status));
 	bell_ring(c->own);
 }

@@ -71,6 +71,18 @@ static int check_seat(phx_client *c, const seat *s) {
 	return 0;
 }
 
+/* begun_of is the place that a seat gives. */
+phx_begun_t begun_of(const seat *s) {
+	return (phx_begun_t){
+		.epoch = s->w[F(D_SEAT, GENERATION_EPOCH)], .number = s->w[F(D_SEAT, GENERATION_NUMBER)],
+		.rank = (int64_t)s->w[F(D_SEAT, RANK)], .world = (int64_t)s->w[F(D_SEAT, WORLD)],
+		.group_size = (int64_t)s->w[F(D_SEAT, GROUP_SIZE)], .coordinate = (int64_t)s->w[F(D_SEAT, COORDINATE)],
+		.slot_first = (int64_t)s->w[F(D_SEAT, SLOT_FIRST)], .slot_end = (int64_t)s->w[F(D_SEAT, SLOT_END)],
+		.slot_count = (int64_t)s->w[F(D_SEAT, SLOT_COUNT)],
+		.local_rank = (int64_t)s->w[F(D_SEAT, LOCAL_RANK)], .local_world = (int64_t)s->w[F(D_SEAT, LOCAL_WORLD)],
+	};
+}
+
 /* take begins the next step if the state is one that the seat builds on. */
 static int take(phx_client *c, const seat *s) {
 	if (!fits(c, s)) {
@@ -99,15 +111,9 @@ static int take(phx_client *c, const seat *s) {
 		note(c, "INFO seat taken: generation %" PRIu64 ", rank %" PRId64 " of %" PRId64 ", step %" PRIu64, g.number, (int64_t)s->w[F(D_SEAT, RANK)],
 			(int64_t)s->w[F(D_SEAT, WORLD)], next);
 	c->begun_seat = *s;
-	c->begun = (phx_begun_t){
-		.step = next, .epoch = g.epoch, .number = g.number,
-		.rank = (int64_t)s->w[F(D_SEAT, RANK)], .world = (int64_t)s->w[F(D_SEAT, WORLD)],
-		.group_size = (int64_t)s->w[F(D_SEAT, GROUP_SIZE)], .coordinate = c->coordinate,
-		.slot_first = (int64_t)s->w[F(D_SEAT, SLOT_FIRST)], .slot_end = (int64_t)s->w[F(D_SEAT, SLOT_END)],
-		.slot_count = (int64_t)s->w[F(D_SEAT, SLOT_COUNT)],
-		.local_rank = (int64_t)s->w[F(D_SEAT, LOCAL_RANK)], .local_world = (int64_t)s->w[F(D_SEAT, LOCAL_WORLD)],
-		.healed = c->heal_news,
-	};
+	c->begun = begun_of(s);
+	c->begun.step = next;
+	c->begun.healed = c->heal_news;
 	c->heal_news = false;
 	c->t_begun = monotonic_ns();
 	c->t_reduce = c->t_reduced = c->t_digested = 0;
@@ -144,7 +150,7 @@ int obey(phx_client *c) {
 
 /* phx_begin takes a seat that is there already without a wait, if nothing else is asked for: most steps begin so. */
 int phx_begin(phx_client *c) {
-	if (c->words == NULL)
+	if (c->words == NULL || c->plain)
 		return fail(c, PHX_E_ILLEGAL, "begin: say hello first");
 	if (c->torn)
 		return fail(c, PHX_E_TORN, "begin: the state is torn: the optimizer did not finish; exit");
@@ -153,15 +159,20 @@ int phx_begin(phx_client *c) {
 	c->look = LOOK_BEGIN;
 	if (c->alone)
 		alone_seat(c);
+	if (pthread_mutex_trylock(&c->state_lock) != 0)
+		return PHX_PENDING; /* another thread serves a heal */
 	if (!c->stage.running)
 		serve_save(c); /* starts beside the next computation */
 	seat s = read_seat(c);
-	if (s.sequence == 0 || s.w[F(D_SEAT, ACTION)] != PHALANX_ACTION_RUN || serve_wanted(c) || committed(c, &s))
+	int r = PHX_PENDING;
+	if (s.sequence > 0 && s.w[F(D_SEAT, ACTION)] == PHALANX_ACTION_RUN && !serve_wanted(c) && !committed(c, &s))
+		r = obey(c);
+	pthread_mutex_unlock(&c->state_lock);
+	if (r == AGAIN)
 		return PHX_PENDING;
-	int r = obey(c);
-	if (r == PHX_RUN || r < 0)
+	if (r != PHX_PENDING && r != PHX_COORDINATE)
 		c->look = LOOK_NONE;
-	return r == AGAIN ? PHX_PENDING : r;
+	return r;
 }
 
 const phx_begun_t *phx_begun(const phx_client *c) { return &c->begun; }

@@ -78,13 +78,19 @@ static bell bell_at(const phx_client *c, uint64_t line) {
 	return (bell){at, at + 1, at + 2};
 }
 
-/* announce_fresh takes mapped memory over and announces a fresh state, that of step 0. */
-static void announce_fresh(phx_client *c) {
+/* take_over takes mapped memory over. */
+static void take_over(phx_client *c) {
 	c->words = (uint64_t *)c->page.at;
 	c->own = bell_at(c, word_load(c->words + PHALANX_HEADER_TRAINER_BELL));
 	c->daemon = bell_at(c, word_load(c->words + PHALANX_HEADER_DAEMON_BELL));
 	c->coordinate = any_coordinate;
 	c->daemon_seen = monotonic_ns();
+	c->first_sequence = word_load(WORD(c, T_RING_HEAD)) + 1;
+}
+
+/* announce_fresh announces a fresh state, that of step 0. */
+static void announce_fresh(phx_client *c) {
+	take_over(c);
 	uint64_t staged[W(T_STAGED)];
 	if (READ(c, T_STAGED, staged) > 0)
 		c->answer = staged[F(T_STAGED, SEQUENCE)];
@@ -134,6 +140,20 @@ int phx_attach(phx_client *c, const char *page, const char *bells, const char *s
 	announce_fresh(c);
 	if (slab != NULL && thread_start(&c->populate_thread, populate, c) == 0)
 		c->populating = 1;
+	return 0;
+}
+
+int phx_attach_plain(phx_client *c, const char *page, const char *bells, const char *segment, uint64_t start) {
+	if (c->words != NULL)
+		return fail(c, PHX_E_ILLEGAL, "attached already");
+	int r = map_memory(c, page, bells, segment, NULL);
+	if (r != 0) {
+		unmap(c);
+		return r;
+	}
+	c->plain = true;
+	c->start = start;
+	take_over(c);
 	return 0;
 }
 
@@ -270,27 +290,17 @@ uint8_t *phx_extra(phx_client *c, int64_t *offset) {
 	return c->segment.at + c->plan.extra;
 }
 
-int phx_join(phx_client *c) {
-	join_staging(c);
-	return 1;
-}
-
 int phx_set_address(phx_client *c, int64_t tensor, void *address) {
 	if (tensor < 0 || tensor >= c->tensor_count)
 		return fail(c, PHX_E_ARGUMENT, "tensor %" PRId64 " of %" PRId64, tensor, c->tensor_count);
-	if (c->stage.running)
-		return fail(c, PHX_E_ILLEGAL, "tensor %s moves while the state is staged; call phx_join first", c->tensors[tensor].name);
+	pthread_mutex_lock(&c->state_lock);
+	join_staging(c);
 	c->tensors[tensor].address = address;
+	pthread_mutex_unlock(&c->state_lock);
 	return 0;
 }
 
-int phx_state_digest(phx_client *c, uint64_t out[2]) {
-	phx_digest_t d;
-	int r = phx_digest_tensors(0, c->tensors, c->tensor_count, &d);
-	out[0] = d.digest[0];
-	out[1] = d.digest[1];
-	return r;
-}
+int phx_state_digest(phx_client *c, phx_digest_t *out) { return phx_digest_tensors(0, c->tensors, c->tensor_count, out); }
 
 int must_have_begun(phx_client *c, const char *call) {
 	if (c->torn)
@@ -301,7 +311,7 @@ int must_have_begun(phx_client *c, const char *call) {
 }
 
 /* check_daemon looks for a living daemon after a silent second; the page names the present one. */
-static int check_daemon(phx_client *c) {
+int check_daemon(phx_client *c) {
 	int64_t now = monotonic_ns();
 	if (c->alone || now - c->daemon_checked < 900000000)
 		return 0;
@@ -319,19 +329,24 @@ static int check_daemon(phx_client *c) {
 	return 0;
 }
 
+static int look(phx_client *c) {
+	switch (c->look) {
+	case LOOK_BEGIN: return obey(c);
+	case LOOK_VOTE: return look_vote(c);
+	case LOOK_COLLECTIVE: return look_collective(c);
+	case LOOK_FINISH: return look_finish(c);
+	default: return fail(c, PHX_E_ILLEGAL, "wait: nothing was begun that could be waited for");
+	}
+}
+
 int phx_wait(phx_client *c, int64_t timeout_ns) {
 	int64_t deadline = monotonic_ns() + timeout_ns;
 	for (;;) {
 		uint32_t seen = bell_count(c->own);
+		pthread_mutex_lock(&c->state_lock);
 		serve(c);
-		int r;
-		switch (c->look) {
-		case LOOK_BEGIN: r = obey(c); break;
-		case LOOK_VOTE: r = look_vote(c); break;
-		case LOOK_COLLECTIVE: r = look_collective(c); break;
-		case LOOK_FINISH: r = look_finish(c); break;
-		default: return fail(c, PHX_E_ILLEGAL, "wait: nothing was begun that could be waited for");
-		}
+		int r = look(c);
+		pthread_mutex_unlock(&c->state_lock);
 		if (r == AGAIN)
 			continue;
 		if (r != PHX_PENDING) {

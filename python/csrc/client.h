@@ -48,7 +48,7 @@ typedef struct {
 typedef enum { LOOK_NONE, LOOK_BEGIN, LOOK_VOTE, LOOK_COLLECTIVE, LOOK_FINISH } look_kind;
 
 enum { AGAIN = 100 }; /* of a look: something was done that may allow more */
-enum { max_stack = 64, notes_bytes = 4096, any_coordinate = -1 };
+enum { max_stack = 64, notes_bytes = 4096, any_coordinate = -1, ended_places = 4096 };
 
 #define ORPHAN_AFTER_NS (60ll * 1000000000)
 #define FINISH_GRACE_NS (10ll * 1000000000)
@@ -78,8 +78,11 @@ struct phx_client {
 	uint64_t *words; /* of the page */
 	bell own, daemon;
 	uint64_t start;  /* of this process */
+	bool plain;      /* of a job without steps: the ring and nothing else */
 	bool alone;      /* a world of one without a daemon */
 
+	/* Held by who changes or gives away the state: in waits between two sleeps, and not while the caller's optimizer runs. */
+	pthread_mutex_t state_lock;
 	look_kind look;
 	label applied;
 	label gradient;  /* step 0: none */
@@ -122,7 +125,9 @@ struct phx_client {
 	uint64_t counter;
 	bool working;
 
-	pthread_mutex_t ring_lock;
+	pthread_mutex_t ring_lock; /* guards T_RING, T_RING_HEAD, T_ABORT and what follows */
+	uint64_t first_sequence;   /* of this process: the page outlives it */
+	uint8_t ended[ended_places]; /* how descriptors ended whose place of the ring is used again */
 
 	pthread_mutex_t notes_lock;
 	char notes[notes_bytes];
@@ -148,6 +153,7 @@ void enter(phx_client *c, int phase, uint64_t step);
 void set_applied(phx_client *c, label l);
 void write_gradient(phx_client *c, label g);
 seat read_seat(const phx_client *c);
+int check_daemon(phx_client *c);
 int must_have_begun(phx_client *c, const char *call);
 static inline bool within(int64_t offset, int64_t length, int64_t size) {
 	return offset >= 0 && length >= 0 && offset <= size && length <= size - offset;
@@ -165,6 +171,7 @@ void end_pulse(phx_client *c);
 void announce(phx_client *c);
 int obey(phx_client *c);
 bool committed(const phx_client *c, const seat *s);
+phx_begun_t begun_of(const seat *s);
 bool finished(const phx_client *c, const seat *s);
 
 /* step.c */
@@ -176,6 +183,10 @@ bool superseded(const phx_client *c, const seat *s);
 /* collective.c */
 int look_collective(phx_client *c);
 float *buffer(const phx_client *c, int64_t i);
+
+/* ring.c */
+int64_t ring_post(phx_client *c, const uint64_t *descriptor);
+int ring_done(phx_client *c, uint64_t sequence);
 
 /* serve.c, stage.c, heal.c */
 void serve(phx_client *c);

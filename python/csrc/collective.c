@@ -59,25 +59,17 @@ static bool fold_complete(const phx_client *c) {
 		c->fold_begun.number == c->begun.number && !c->leaf && c->next_slot == c->begun.slot_end;
 }
 
-/* post writes a descriptor and makes it visible. Only the words that are not zero are given. */
+/* post posts a descriptor of the begun step, of which only the words that are not zero are given. */
 static int post(phx_client *c, uint64_t *d) {
 	enter(c, PHALANX_PHASE_REDUCE, c->begun.step);
 	d[F(T_RING, GENERATION_EPOCH)] = c->begun.epoch;
 	d[F(T_RING, GENERATION_NUMBER)] = c->begun.number;
-	pthread_mutex_lock(&c->ring_lock);
-	uint64_t sequence = word_load(WORD(c, T_RING_HEAD)) + 1;
-	d[F(T_RING, SEQUENCE)] = sequence;
-	uint64_t *at = WORD_PLACE(c, T_RING, (sequence - 1) % PHALANX_T_RING_PLACES);
-	for (int i = 0; i < W(T_RING); i++)
-		word_store(at + i, d[i]);
-	word_store(WORD(c, T_RING_HEAD), sequence);
-	pthread_mutex_unlock(&c->ring_lock);
-	c->sequence = sequence;
+	int64_t sequence = ring_post(c, d);
+	if (sequence < 0)
+		return (int)sequence;
+	c->sequence = (uint64_t)sequence;
 	c->newer_since = 0;
 	c->look = LOOK_COLLECTIVE;
-	if (c->alone)
-		alone_collective(c, d);
-	bell_ring(c->daemon);
 	return PHX_PENDING;
 }
 
@@ -135,15 +127,13 @@ int phx_reduce_counts(phx_client *c, const int64_t *counts, int64_t n) {
 const int64_t *phx_reduced_counts(phx_client *c) { return (const int64_t *)(c->segment.at + c->plan.count_out); }
 
 int look_collective(phx_client *c) {
-	uint64_t word = word_load(WORD_PLACE(c, D_COMPLETE, (c->sequence - 1) % PHALANX_D_COMPLETE_PLACES));
-	uint64_t status = answer_sequence(word) == c->sequence ? answer_status(word) : PHALANX_STATUS_NONE;
-	switch (status) {
-	case PHALANX_STATUS_NONE: break;
-	case PHALANX_STATUS_OK:
+	switch (ring_done(c, c->sequence)) {
+	case PHX_PENDING: break;
+	case PHX_REDUCED:
 		if (c->counts < 0)
 			c->t_reduced = monotonic_ns();
 		return PHX_REDUCED;
-	case PHALANX_STATUS_REVOKED: return fail(c, PHX_REVOKED, "reduction of step %" PRIu64 ": its generation has ended", c->begun.step);
+	case PHX_REVOKED: return fail(c, PHX_REVOKED, "reduction of step %" PRIu64 ": its generation has ended", c->begun.step);
 	default: return fail(c, PHX_FAILED, "reduction of step %" PRIu64 " failed; see the daemon's log", c->begun.step);
 	}
 	seat s = read_seat(c);

@@ -124,6 +124,7 @@ void release(phx_client *c) {
 	free(c->slab_offsets);
 	free(c->digests);
 	pthread_mutex_destroy(&c->progress_lock);
+	pthread_mutex_destroy(&c->state_lock);
 	pthread_mutex_destroy(&c->ring_lock);
 	pthread_mutex_destroy(&c->notes_lock);
 	free(c);
@@ -153,6 +154,7 @@ int phx_create(const phx_config *config, const phx_tensor *tensors, int64_t coun
 		return PHX_E_MEMORY;
 	c->config = *config;
 	pthread_mutex_init(&c->progress_lock, NULL);
+	pthread_mutex_init(&c->state_lock, NULL);
 	pthread_mutex_init(&c->ring_lock, NULL);
 	pthread_mutex_init(&c->notes_lock, NULL);
 	if (config->slots <= 0 || config->slots > 1 << 24)

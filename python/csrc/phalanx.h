@@ -22,10 +22,11 @@
  *
  * Threads. All calls are for one thread at a time, the owner's, except phx_working, phx_progress, phx_preempt, and the ring
  * calls, which may come from any. Nothing here needs a lock of Python: only phx_wait, phx_digest, phx_state_digest, phx_slot_done,
- * phx_join, phx_ring_wait and phx_close block or take long; all others return at once.
+ * phx_set_address, phx_wait_any and phx_close block or take long; all others return at once.
  *
- * While the owner is in phx_wait the library gives registered memory to members that heal and starts staging. Staging is
- * done by threads of the library, which have ended before PHX_APPLY is returned and before a heal writes.
+ * While a thread is in phx_wait or phx_wait_any the library gives registered memory to members that heal and starts staging, so
+ * that memory changes between PHX_APPLY and phx_applied only. Staging is done by threads of the library, which have ended before
+ * PHX_APPLY is returned and before a heal writes.
  */
 #ifndef PHALANX_H
 #define PHALANX_H
@@ -165,14 +166,45 @@ PHX_API void phx_working(phx_client *c, uint64_t step, int64_t slot);
 PHX_API void phx_progress(phx_client *c, int phase);
 PHX_API void phx_preempt(phx_client *c);
 PHX_API uint8_t *phx_extra(phx_client *c, int64_t *offset);
-/* phx_set_address gives a tensor other memory of the same size. phx_join must have returned 1 since the last wait. */
+/* phx_set_address gives a tensor other memory of the same size. */
 PHX_API int phx_set_address(phx_client *c, int64_t tensor, void *address);
-/* phx_join waits until no staging runs. */
-PHX_API int phx_join(phx_client *c);
 /* phx_state_digest is D1 with seed 0 over all registered tensors. */
-PHX_API int phx_state_digest(phx_client *c, uint64_t out[2]);
+PHX_API int phx_state_digest(phx_client *c, phx_digest_t *out);
 /* phx_notes gives away what the library has to log: lines of "LEVEL text", "" for nothing. It returns the bytes. */
 PHX_API int phx_notes(phx_client *c, char *out, int size);
+
+/* phx_superseded: the begun step is over because the seat says something else by now. */
+PHX_API int phx_superseded(const phx_client *c);
+
+/* The ring: collectives of the caller's own, from any thread. docs/protocol.md says what each operation means; offsets are those
+ * of the segment, so buffers lie in phx_extra. */
+typedef struct {
+	uint64_t epoch, number; /* the generation; 0, 0: that of the seat */
+	uint64_t op, dtype, group;
+	int64_t root, count, in_offset, in_stride, in_nodes, out_offset;
+	uint64_t scale, flags, reduction;
+	int64_t peer;
+	uint64_t tag;
+	int64_t counts_offset;
+} phx_descriptor;
+
+/* phx_attach_plain is phx_attach for a process of a job without steps, which uses the ring and nothing else. */
+PHX_API int phx_attach_plain(phx_client *c, const char *page, const char *bells, const char *segment, uint64_t start);
+/* phx_seat reads the seat into out and returns its action, or -1 while there is none. */
+PHX_API int phx_seat(const phx_client *c, phx_begun_t *out);
+/* phx_post posts and returns the sequence, or PHX_E_RING while 64 are under way: wait for one of them. */
+PHX_API int64_t phx_post(phx_client *c, const phx_descriptor *d);
+/* phx_done is PHX_PENDING, PHX_REDUCED, PHX_REVOKED or PHX_FAILED; nobody uses the buffers any more unless it is pending. It may be
+ * asked for the newest 4096. */
+PHX_API int phx_done(phx_client *c, uint64_t sequence);
+/* phx_wait_any waits until one of n is done, and returns what phx_done says of it and its place in which; or PHX_TIMEOUT,
+ * PHX_INTERRUPTED, PHX_ORPHANED. */
+PHX_API int phx_wait_any(phx_client *c, const uint64_t *sequences, int n, int64_t timeout_ns, int *which);
+/* phx_abort ends all operations of a group everywhere. It returns a ticket for phx_aborted, or PHX_E_RING while eight are
+ * under way. */
+PHX_API int64_t phx_abort(phx_client *c, uint64_t epoch, uint64_t number, uint64_t group);
+/* phx_aborted is PHX_PENDING, PHX_REDUCED once the abort was carried out, or PHX_FAILED for a group that cannot be aborted. */
+PHX_API int phx_aborted(phx_client *c, int64_t ticket);
 
 /* D1 over tensors of the caller's, in the order of their names, whatever their own order is. */
 PHX_API int phx_digest_tensors(uint64_t seed, const phx_tensor *tensors, int64_t count, phx_digest_t *out);

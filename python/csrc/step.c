@@ -14,6 +14,11 @@ bool superseded(const phx_client *c, const seat *s) {
 	return generation_less(begun, seat_generation(s)) || s->w[F(D_SEAT, ACTION)] != PHALANX_ACTION_RUN;
 }
 
+int phx_superseded(const phx_client *c) {
+	seat s = read_seat(c);
+	return superseded(c, &s);
+}
+
 int phx_vote(phx_client *c, int ok, const uint64_t digest[2], const int64_t *times) {
 	int r = must_have_begun(c, "vote");
 	if (r != 0)
@@ -93,9 +98,11 @@ int phx_applied(phx_client *c) {
 		return fail(c, PHX_E_ILLEGAL, "applied: nothing was to be applied");
 	label l = c->gradient;
 	l.valid = true;
+	pthread_mutex_lock(&c->state_lock);
 	c->torn = false;
 	c->applying = 0;
 	set_applied(c, l);
+	pthread_mutex_unlock(&c->state_lock);
 	bell_tell(c->daemon);
 	if (c->look == LOOK_BEGIN)
 		announce(c);
@@ -121,7 +128,7 @@ static void write_done(phx_client *c, uint64_t step, const uint64_t digest[2]) {
 }
 
 int phx_finish(phx_client *c, const uint64_t digest[2]) {
-	if (c->words == NULL)
+	if (c->words == NULL || c->plain)
 		return fail(c, PHX_E_ILLEGAL, "finish: say hello first");
 	if (c->torn)
 		return fail(c, PHX_E_TORN, "finish: the state is torn: the optimizer did not finish; exit");

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Jobs of real processes: `phalanx run` in a folder of its own, watched by `phalanx status --json`."""
+"""Jobs of real processes: `phalanx run` in a folder of its own, watched by `phalanx status
+--json`.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +35,13 @@ def phalanx_binary() -> str:
 class Job:
     """One `phalanx run`. What it prints is in `lines`."""
 
-    def __init__(self, folder: Path, command: list[str], *flags: str, env: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, folder: Path, command: list[str], *flags: str, env: dict[str, str] | None = None
+    ) -> None:
         self.folder = folder
         self.dir = folder / "job"
-        # Its shared memory is /dev/shm, and the path of a socket is short: pytest's folders are long.
+        # Its shared memory is /dev/shm, and the path of a socket is short: pytest's folders are
+        # long.
         self.command = [phalanx_binary(), "run", "--dir", str(self.dir), *flags, "--", *command]
         self.process = subprocess.Popen(
             self.command,
@@ -62,7 +67,10 @@ class Job:
     def status(self) -> dict[str, Any] | None:
         """The job's status, None while nobody answers."""
         done = subprocess.run(
-            [phalanx_binary(), "status", "--json", "--dir", str(self.dir)], capture_output=True, text=True, timeout=TIMEOUT
+            [phalanx_binary(), "status", "--json", "--dir", str(self.dir)],
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT,
         )
         try:
             out = json.loads(done.stdout)
@@ -70,7 +78,9 @@ class Job:
             return None
         return out if isinstance(out, dict) else None
 
-    def until(self, what: str, check: Callable[[dict[str, Any]], bool], timeout: float = TIMEOUT) -> dict[str, Any]:
+    def until(
+        self, what: str, check: Callable[[dict[str, Any]], bool], timeout: float = TIMEOUT
+    ) -> dict[str, Any]:
         """Waits for a status that passes the check."""
         deadline = time.monotonic() + timeout
         while time.monotonic() < deadline:
@@ -97,7 +107,9 @@ class Job:
         try:
             code = self.process.wait(timeout)
         except subprocess.TimeoutExpired:
-            raise AssertionError(f"the job did not end within {timeout:.0f} s\n{self.output}") from None
+            raise AssertionError(
+                f"the job did not end within {timeout:.0f} s\n{self.output}"
+            ) from None
         self._reader.join(5)
         return code
 
@@ -115,21 +127,24 @@ class Job:
             except subprocess.TimeoutExpired:
                 self.process.kill()
         for pid in self.pids():
-            try:
+            with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
         self._reader.join(5)
         shutil.rmtree(self.dir, ignore_errors=True)
 
     def pids(self) -> list[int]:
-        """Processes that name this job's folder in their command line or environment: of this job alone."""
+        """Processes that name this job's folder in their command line or environment: of this job
+        alone.
+        """
         out = []
         for entry in Path("/proc").iterdir():
             if not entry.name.isdigit() or int(entry.name) == os.getpid():
                 continue
             try:
-                if str(self.dir).encode() in (entry / "cmdline").read_bytes() + (entry / "environ").read_bytes():
+                if (
+                    str(self.dir).encode()
+                    in (entry / "cmdline").read_bytes() + (entry / "environ").read_bytes()
+                ):
                     out.append(int(entry.name))
             except OSError:
                 continue
@@ -137,7 +152,9 @@ class Job:
 
 
 @contextmanager
-def job(folder: Path, command: list[str], *flags: str, env: dict[str, str] | None = None) -> Iterator[Job]:
+def job(
+    folder: Path, command: list[str], *flags: str, env: dict[str, str] | None = None
+) -> Iterator[Job]:
     """A job that is ended with the block."""
     j = Job(folder, command, *flags, env=env)
     try:
@@ -153,4 +170,8 @@ def toy(*arguments: str, script: str = "toy.py") -> list[str]:
 
 def trainers(s: dict[str, Any]) -> dict[str, int]:
     """The pid of the trainer of each member in the world."""
-    return {m["member"]: m["trainer_pid"] for m in s["members"] if m["member"] in (s.get("world") or []) and m.get("trainer_pid")}
+    return {
+        m["member"]: m["trainer_pid"]
+        for m in s["members"]
+        if m["member"] in (s.get("world") or []) and m.get("trainer_pid")
+    }

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Real jobs of trainers in Python, with faults: their last state equals that of an undisturbed run, to the bit."""
+"""Real jobs of trainers in Python, with faults: their last state equals that of an undisturbed run,
+to the bit.
+"""
 
 from __future__ import annotations
 
@@ -28,6 +30,8 @@ def test_kill_in_the_middle(folder: Path) -> None:
         s = j.until("two ranks train", lambda s: s["step"] >= 10 and len(trainers(s)) == 2)
         victim = trainers(s)[s["world"][1]]
         os.kill(victim, signal.SIGKILL)
-        j.until("it is replaced", lambda s: len(trainers(s)) == 2 and victim not in trainers(s).values())
+        j.until(
+            "it is replaced", lambda s: len(trainers(s)) == 2 and victim not in trainers(s).values()
+        )
         assert j.wait() == 0, j.output
         assert j.finals() == {alone()}, j.output

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A trainer without PyTorch: a linear model in plain Python, over memory of ctypes. The tests run it under `phalanx run`.
+"""A trainer without PyTorch: a linear model in plain Python, over memory of ctypes. The tests run
+it under `phalanx run`.
 
-    python toy.py --steps 40 --slots 4 [--floor SECONDS] [--save …] [what a test wants to break]
+python toy.py --steps 40 --slots 4 [--floor SECONDS] [--save …] [what a test wants to break]
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ def floats(address: int, n: int) -> ctypes.Array[ctypes.c_float]:
 
 
 class Model:
-    """w and its momentum m, and a step count; gradients are numbers that depend on w, step and slot."""
+    """w and its momentum m, and a step count; gradients are numbers that depend on w, step and
+    slot.
+    """
 
     def __init__(self, n: int = N) -> None:
         self.n = n
@@ -57,7 +60,10 @@ class Model:
 class Toy:
     """Runs a model's steps. A test overrides what it wants to break."""
 
-    def __init__(self, steps: int, slots: int = 4, floor: float = 0.0, n: int = N) -> None:
+    def __init__(
+        self, steps: int, slots: int = 4, floor: float = 0.0, n: int = N, extra_bytes: int = 0
+    ) -> None:
+        self.extra_bytes = extra_bytes
         self.spec = {"last_step": steps, "slots": slots, "global_batch": slots, "settings": "toy"}
         self.floor, self.model = floor, Model(n)
         self.client: phalanx.Client
@@ -69,9 +75,11 @@ class Toy:
     def compute(self, begin: phalanx.Begin) -> None:
         started = time.monotonic()
         self.client.fold()
-        for slot in begin.slots:
+        for slot in range(*begin.slots):
             self.client.working(begin.step, slot)
-            self.model.gradient(floats(self.client.slot_buffer(slot), self.model.n), begin.step, slot)
+            self.model.gradient(
+                floats(self.client.slot_buffer(slot), self.model.n), begin.step, slot
+            )
             self.client.slot_done(slot)
         time.sleep(max(0.0, started + self.floor - time.monotonic()))
 
@@ -87,7 +95,11 @@ class Toy:
 
     def run(self, on_step: Callable[[], None] | None = None) -> int:
         self.client = phalanx.Client.hello(
-            spec=self.spec, state=self.model.tensors(), gradient_elements=self.model.n, apply=self.apply
+            spec=self.spec,
+            state=self.model.tensors(),
+            gradient_elements=self.model.n,
+            apply=self.apply,
+            extra_bytes=self.extra_bytes,
         )
         while True:
             try:
@@ -100,7 +112,7 @@ class Toy:
                 continue
             except phalanx.Done:
                 digest = self.client.state_digest()
-                print(f"final step={self.client.applied().step} digest={digest[0]:016x}{digest[1]:016x}", flush=True)
+                print(f"final step={self.client.applied().step} digest={digest}", flush=True)
                 try:
                     self.client.finish(digest)
                 except phalanx.Repeat:

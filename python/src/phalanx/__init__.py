@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Phalanx keeps a training run going: the client of a trainer, without PyTorch. `phalanx.torch` is for PyTorch.
+"""Phalanx keeps a training run going: the client of a trainer, without PyTorch. `phalanx.torch` is
+for PyTorch.
 
 Importing it loads no library and reads no environment.
 """
@@ -21,6 +22,7 @@ from .errors import (
     Revoked,
     Torn,
 )
+from .ring import Ring
 
 __version__ = "0.1.0.dev0"
 
@@ -41,6 +43,7 @@ __all__ = [
     "Refused",
     "Repeat",
     "Revoked",
+    "Ring",
     "Tensor",
     "Torn",
     "digest_tensors",

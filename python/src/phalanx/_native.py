@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The binding of libphalanx. Calls through `posts` keep the GIL and return at once; calls through `waits` release it.
+"""The binding of libphalanx. Calls through `posts` keep the GIL and return at once; calls through
+`waits` release it.
 
-A call that releases the GIL has to get it back afterwards, which takes 5 ms when another thread of Python computes without
-a pause. So only what waits or moves much memory releases it.
+A call that releases the GIL has to get it back afterwards, which takes 5 ms when another thread of
+Python computes without a pause. So only what waits or moves much memory releases it.
 """
 
 from __future__ import annotations
@@ -88,6 +89,30 @@ class Digest(ctypes.Structure):
     ]
 
 
+class Descriptor(ctypes.Structure):
+    """phx_descriptor."""
+
+    _fields_ = [
+        ("epoch", c_uint64),
+        ("number", c_uint64),
+        ("op", c_uint64),
+        ("dtype", c_uint64),
+        ("group", c_uint64),
+        ("root", c_int64),
+        ("count", c_int64),
+        ("in_offset", c_int64),
+        ("in_stride", c_int64),
+        ("in_nodes", c_int64),
+        ("out_offset", c_int64),
+        ("scale", c_uint64),
+        ("flags", c_uint64),
+        ("reduction", c_uint64),
+        ("peer", c_int64),
+        ("tag", c_uint64),
+        ("counts_offset", c_int64),
+    ]
+
+
 PENDING, RUN, APPLY, COORDINATE, REDUCED, REVOKED, FAILED, REPEAT, STOPPED = range(9)
 TIMEOUT, INTERRUPTED, DONE, PREEMPTED, FENCED, ORPHANED = range(9, 15)
 E_ILLEGAL, E_TORN, E_ARGUMENT, E_MEMORY, E_SEAT, E_RING = range(-1, -7, -1)
@@ -131,10 +156,21 @@ _CALLS: dict[str, tuple[list[object], object, bool]] = {
     "phx_progress": ([_CLIENT, c_int], None, False),
     "phx_preempt": ([_CLIENT], None, False),
     "phx_extra": ([_CLIENT, POINTER(c_int64)], c_void_p, False),
-    "phx_set_address": ([_CLIENT, c_int64, c_void_p], c_int, False),
-    "phx_join": ([_CLIENT], c_int, True),
-    "phx_state_digest": ([_CLIENT, POINTER(_PAIR)], c_int, True),
+    "phx_set_address": ([_CLIENT, c_int64, c_void_p], c_int, True),
+    "phx_state_digest": ([_CLIENT, POINTER(Digest)], c_int, True),
     "phx_notes": ([_CLIENT, c_char_p, c_int], c_int, False),
+    "phx_superseded": ([_CLIENT], c_int, False),
+    "phx_attach_plain": ([_CLIENT, c_char_p, c_char_p, c_char_p, c_uint64], c_int, False),
+    "phx_seat": ([_CLIENT, POINTER(Begun)], c_int, False),
+    "phx_post": ([_CLIENT, POINTER(Descriptor)], c_int64, False),
+    "phx_done": ([_CLIENT, c_uint64], c_int, False),
+    "phx_wait_any": (
+        [_CLIENT, POINTER(c_uint64), c_int, c_int64, POINTER(c_int)],
+        c_int,
+        True,
+    ),
+    "phx_abort": ([_CLIENT, c_uint64, c_uint64, c_uint64], c_int64, False),
+    "phx_aborted": ([_CLIENT, c_int64], c_int, False),
     "phx_digest_tensors": ([c_uint64, POINTER(Tensor), c_int64, POINTER(Digest)], c_int, True),
     "phx_vote_seed": ([c_uint64, c_uint64], c_uint64, False),
 }
@@ -142,16 +178,21 @@ _CALLS: dict[str, tuple[list[object], object, bool]] = {
 
 def library_path() -> Path:
     """Where the library lies: beside this file, or where PHALANX_LIBRARY says."""
-    return Path(os.environ.get("PHALANX_LIBRARY") or Path(__file__).parent / "_lib" / "libphalanx.so")
+    return Path(
+        os.environ.get("PHALANX_LIBRARY") or Path(__file__).parent / "_lib" / "libphalanx.so"
+    )
 
 
 class Library:
-    """The calls of phalanx.h, by their names. `posts` has all of them with the GIL kept, `waits` those that may take long."""
+    """The calls of phalanx.h, by their names. `posts` has all of them with the GIL kept, `waits`
+    those that may take long.
+    """
 
     def __init__(self, path: Path) -> None:
         if not path.exists():
             raise OSError(
-                f"{path} is missing; install the package (pip install ./python), or build it in a checkout (make python)"
+                f"{path} is missing; install the package (pip install ./python), "
+                "or build it in a checkout (make python)"
             )
         self.posts = ctypes.PyDLL(str(path))
         self.waits = ctypes.CDLL(str(path))
@@ -161,7 +202,8 @@ class Library:
                 call.argtypes, call.restype = arguments, result
         if self.posts.phx_abi() != ABI:
             raise OSError(
-                f"{path} has interface {self.posts.phx_abi()}, this package needs {ABI}; build both of one release"
+                f"{path} has interface {self.posts.phx_abi()}, this package needs {ABI}; "
+                "build both of one release"
             )
 
 
@@ -186,4 +228,15 @@ def int64s(numbers: tuple[int, ...]) -> ctypes.Array[c_int64]:
     return (c_int64 * max(1, len(numbers)))(*numbers)
 
 
-__all__ = ["Begun", "Config", "Digest", "Label", "Library", "Tensor", "byref", "int64s", "library", "pair"]
+__all__ = [
+    "Begun",
+    "Config",
+    "Digest",
+    "Label",
+    "Library",
+    "Tensor",
+    "byref",
+    "int64s",
+    "library",
+    "pair",
+]

@@ -1,22 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The client of a trainer, without PyTorch: the same calls as the Go package client, over addresses of memory.
+"""The client of a trainer, without PyTorch: the same calls as the Go package client, over addresses
+of memory.
 
-    client = Client.hello(spec=spec, state=tensors, gradient_elements=n, apply=optimizer)
-    try:
-        while True:
-            begin = client.begin()              # Done: leave the loop
-            try:
-                client.fold()
-                for slot in begin.slots:
-                    client.working(begin.step, slot)
-                    backward(begin.step, slot, client.slot_buffer(slot))   # adds into zeroed memory
-                    client.slot_done(slot)
-                client.reduce()
-                client.vote(client.digest())    # runs optimizer(step) when the step is committed
-            except Revoked:
-                continue                        # begin tells what is computed next
-    except Done:
-        client.finish()
+client = Client.hello(spec=spec, state=tensors, gradient_elements=n, apply=optimizer)
+try:
+    while True:
+        begin = client.begin()              # Done: leave the loop
+        try:
+            client.fold()
+            for slot in range(*begin.slots):
+                client.working(begin.step, slot)
+                backward(begin.step, slot, client.slot_buffer(slot))   # adds into zeroed memory
+                client.slot_done(slot)
+            client.reduce()
+            client.vote(client.digest())    # runs optimizer(step) when the step is committed
+        except Revoked:
+            continue                        # begin tells what is computed next
+except Done:
+    client.finish()
 """
 
 from __future__ import annotations
@@ -48,7 +49,8 @@ from .errors import (
     Revoked,
     Torn,
 )
-from .hello import PROTOCOL, process_start, say_hello, socket_path, spec_difference
+from .hello import ask_place, say_hello, socket_path, spec_difference, trainer_words
+from .ring import Ring
 
 log = logging.getLogger("phalanx")
 
@@ -73,11 +75,15 @@ class Global(NamedTuple):
 
 
 class Tensor(NamedTuple):
-    """A registered tensor. The memory is live: it is read for heals and saves and written when this member heals."""
+    """A registered tensor. The memory is live: it is read for heals and saves and written when this
+    member heals.
+    """
 
     name: str
     dtype: str
-    """f64 f32 f16 bf16 f8_e4m3fn f8_e5m2 f8_e4m3fnuz f8_e5m2fnuz f8_e8m0fnu c64 c128 i64 i32 i16 i8 u64 u32 u16 u8 bool"""
+    """f64 f32 f16 bf16 f8_e4m3fn f8_e5m2 f8_e4m3fnuz f8_e5m2fnuz f8_e8m0fnu c64 c128 i64 i32 i16 i8
+    u64 u32 u16 u8 bool
+    """
     shape: tuple[int, ...]
     address: int
     """Of contiguous, little-endian memory that stays there, or is moved by `Client.set_address`."""
@@ -85,7 +91,9 @@ class Tensor(NamedTuple):
     global_: Global | None = None
     """Set for a box of a larger tensor that the ranks of a replica group hold together."""
     per_rank: bool = False
-    """Every rank has content of its own; otherwise all ranks with one coordinate hold the same bytes."""
+    """Every rank has content of its own; otherwise all ranks with one coordinate hold the same
+    bytes.
+    """
 
 
 @dataclass(frozen=True)
@@ -99,13 +107,15 @@ class Begin:
     world: int
     group_size: int
     coordinate: int
-    slots: range
-    """To compute, in order."""
+    slots: tuple[int, int]
+    """To compute, in order: first, and the one after the last."""
     slot_count: int
     local_rank: int
     local_world: int
     healed: bool
-    """The registered state was replaced since the last begin returned: rebuild what derives from it."""
+    """The registered state was replaced since the last begin returned: rebuild what derives from
+    it.
+    """
 
 
 class Digest(NamedTuple):
@@ -113,18 +123,21 @@ class Digest(NamedTuple):
 
     digest: tuple[int, int]
     sum_squares: float
-    """Of float32 and float64 numbers, added in a fixed order; its root is the norm. NaN or inf when one is."""
+    """Of float32 and float64 numbers, added in a fixed order; its root is the norm. NaN or inf when
+    one is.
+    """
     abs_max: float
     non_finite: int
 
-    @property
-    def hex(self) -> str:
+    def __str__(self) -> str:
         """32 hexadecimal digits, as Phalanx prints digests."""
         return f"{self.digest[0]:016x}{self.digest[1]:016x}"
 
 
 class Label(NamedTuple):
-    """Names a state: the step, and generation and digest of the gradient that made it. coordinate -1 fits any."""
+    """Names a state: the step, and generation and digest of the gradient that made it. coordinate
+    -1 fits any.
+    """
 
     step: int
     generation: tuple[int, int]
@@ -137,10 +150,12 @@ _clients: weakref.WeakSet[Client] = weakref.WeakSet()
 
 
 class Client:
-    """The trainer's side of the control page. Calls are for one thread, the owner, except working, progress and preempt.
+    """The trainer's side of the control page. Calls are for one thread, the owner, except working,
+    progress and preempt.
 
-    While the owner waits in a call, the library serves heals from the registered memory and starts the staging of saves.
-    Every wait ends by itself when the daemon is gone for a minute (Orphaned).
+    While a thread waits in a call, of the ring too, the library serves heals from the registered
+    memory and starts the staging of saves. So that memory changes inside of apply only. Every wait
+    ends by itself when the daemon is gone for a minute (Orphaned).
     """
 
     def __init__(self) -> None:
@@ -155,6 +170,7 @@ class Client:
         self._restore: list[tuple[int, Any, Any]] = []
         self._names: dict[str, int] = {}
         self._small = False
+        self.extra_bytes = self.segment_bytes = 0
         self.member = ""
         self.incarnation = 0
         self.alone = False
@@ -175,17 +191,21 @@ class Client:
         timeout: float = 60.0,
         signals: bool = True,
     ) -> Client:
-        """Registers the trainer with the daemon that started it and announces the initial state, that of step 0.
+        """Registers the trainer with the daemon that started it and announces the initial state,
+        that of step 0.
 
-        spec: what all trainers of the job agree on, with the keys of docs/protocol.md; last_step, slots and global_batch at
-        least. state: every tensor of the training state, on all members in the same order. gradient_elements: float32 that
-        a step reduces. apply(step): the optimizer; it reads the reduced gradient and the state, and communicates with
-        nobody, because it may run inside begin, in another world. coordinate(c) is told the shard coordinate before the
-        first step and before the first byte of a heal. pinned: the only coordinate at which this member can be, -1 for any.
-        signals: TERM and INT ask the daemon to bring the member out in order; a second INT does what it did before.
+        spec: what all trainers of the job agree on, with the keys of docs/protocol.md; last_step,
+        slots and global_batch at least. state: every tensor of the training state, on all members
+        in the same order. gradient_elements: float32 that a step reduces. apply(step): the
+        optimizer; it reads the reduced gradient and the state, and communicates with nobody,
+        because it may run inside begin, in another world. coordinate(c) is told the shard
+        coordinate before the first step and before the first byte of a heal. pinned: the only
+        coordinate at which this member can be, -1 for any. signals: TERM and INT ask the daemon to
+        bring the member out in order; a second INT does what it did before.
 
-        Without a daemon (PHALANX_SOCKET is not set), or with PHALANX_DISABLE=1, the client is a world of one.
-        Raises Refused when the daemon does not take the trainer, Illegal for mistakes in what is registered.
+        Without a daemon (PHALANX_SOCKET is not set), or with PHALANX_DISABLE=1, the client is a
+        world of one. Raises Refused when the daemon does not take the trainer, Illegal for mistakes
+        in what is registered.
         """
         c = cls()
         c._apply, c._take = apply, coordinate
@@ -201,15 +221,29 @@ class Client:
         except BaseException:
             c.close()
             raise
-        c._begun = c._library.posts.phx_begun(c._handle).contents
         c._small = 4 * gradient_elements < _KEEP_GIL_BELOW
-        _clients.add(c)
+        c._remember()
         if signals:
             c._watch_signals()
         c._say_notes()
         return c
 
-    def _create(self, state: Sequence[Tensor], gradient_elements: int, count_elements: int, extra_bytes: int) -> None:
+    @staticmethod
+    def place(group_size: int, timeout: float = 60.0) -> int:
+        """At which coordinate of groups of group_size ranks this process is to sit: ask before the
+        model is made.
+
+        It stays the same for this process; give it to hello as pinned. 0 without a daemon.
+        """
+        return ask_place(group_size, timeout)
+
+    def _create_plain(self, segment_bytes: int) -> None:
+        self._spec = complete_spec({"last_step": 1, "slots": 1, "global_batch": 1})
+        self._create((), 0, 0, segment_bytes)
+
+    def _create(
+        self, state: Sequence[Tensor], gradient_elements: int, count_elements: int, extra_bytes: int
+    ) -> None:
         s = self._spec
         config = native.Config(
             s["last_step"], s["seed"], s["slots"], gradient_elements, count_elements, extra_bytes
@@ -220,6 +254,8 @@ class Client:
         if not handle.value:
             raise MemoryError("no memory for a client")
         self._handle = handle.value
+        self.extra_bytes = extra_bytes
+        self.segment_bytes = self._library.posts.phx_segment_bytes(handle.value)
         self._names = {t.name: i for i, t in enumerate(state)}
         if r != 0:
             try:
@@ -228,16 +264,11 @@ class Client:
                 self.close()
 
     def _join(self, path: str, state: Sequence[Tensor], pinned: int, timeout: float) -> None:
-        pid = os.getpid()
-        start = process_start(pid)
-        hello: dict[str, Any] = {
-            "pid": pid,
-            "start": start,
-            "protocol_min": PROTOCOL,
-            "protocol_max": PROTOCOL,
+        words = trainer_words()
+        hello: dict[str, Any] = words | {
             "spec": self._spec,
             "state": [tensor_info(t) for t in state],
-            "segment_bytes": self._library.posts.phx_segment_bytes(self._handle),
+            "segment_bytes": self.segment_bytes,
             "client": "python",
         }
         if pinned >= 0:
@@ -245,18 +276,42 @@ class Client:
         welcome = say_hello(path, hello, timeout)
         difference = spec_difference(welcome["spec"], self._spec)
         if difference:
-            raise Refused("spec_differs", f"the job has another spec: {difference}", "start with the job's settings")
-        self.member, self.incarnation = welcome["member"], welcome["incarnation"]
-        names = [os.fsencode(welcome[name]) for name in ("page", "bells", "segment")]
+            raise Refused(
+                "spec_differs",
+                f"the job has another spec: {difference}",
+                "start with the job's settings",
+            )
         slab = os.fsencode(welcome["slab"]) if welcome.get("slab") else None
-        self._check(self._library.posts.phx_attach(self._handle, *names, slab, start))
+        names = self._names_of(welcome)
+        self._check(self._library.posts.phx_attach(self._handle, *names, slab, words["start"]))
+        self._start_pulse()
+
+    def _attach_plain(self, welcome: dict[str, Any], start: int) -> None:
+        names = self._names_of(welcome)
+        self._check(self._library.posts.phx_attach_plain(self._handle, *names, start))
+        self._start_pulse()
+
+    def _names_of(self, welcome: dict[str, Any]) -> list[bytes]:
+        self.member, self.incarnation = welcome["member"], welcome["incarnation"]
+        return [os.fsencode(welcome[name]) for name in ("page", "bells", "segment")]
+
+    def _start_pulse(self) -> None:
         if self._library.posts.phx_start_pulse(self._handle) != 0:
-            log.warning("the end of this process will be seen later than it could: %s", self._error())
+            log.warning(
+                "the end of this process will be seen later than it could: %s", self._error()
+            )
+
+    def _remember(self) -> None:
+        self._begun = self._library.posts.phx_begun(self._handle).contents
+        _clients.add(self)
 
     def close(self) -> None:
         """Ends staging and unmaps everything. Calling it again does nothing."""
         for number, mine, before in self._restore:
-            if threading.current_thread() is threading.main_thread() and signal.getsignal(number) is mine:
+            if (
+                threading.current_thread() is threading.main_thread()
+                and signal.getsignal(number) is mine
+            ):
                 signal.signal(number, before)
         self._restore = []
         handle, self._handle = self._handle, None
@@ -268,18 +323,29 @@ class Client:
     def begin(self) -> Begin:
         """Waits for a seat that says run and returns the next step.
 
-        Inside it the member serves heals, stages saves, heals itself and rolls forward, the last with apply. Raises Done,
-        Preempted, Fenced, Orphaned, Torn.
+        Inside it the member serves heals, stages saves, heals itself and rolls forward, the last
+        with apply. Raises Done, Preempted, Fenced, Orphaned, Torn.
         """
         self._drive(self._library.posts.phx_begin(self._live()), native.RUN)
         b = self._begun
         return Begin(
-            b.step, (b.epoch, b.number), b.rank, b.world, b.group_size, b.coordinate, range(b.slot_first, b.slot_end),
-            b.slot_count, b.local_rank, b.local_world, bool(b.healed),
-        )  # fmt: skip
+            b.step,
+            (b.epoch, b.number),
+            b.rank,
+            b.world,
+            b.group_size,
+            b.coordinate,
+            (b.slot_first, b.slot_end),
+            b.slot_count,
+            b.local_rank,
+            b.local_world,
+            bool(b.healed),
+        )
 
     def working(self, step: int, slot: int) -> None:
-        """Names the slot in work: a step and slot that kill two members are poison. From the owner or one other thread."""
+        """Names the slot in work: a step and slot that kill two members are poison. From the owner
+        or one other thread.
+        """
         self._library.posts.phx_working(self._live(), step, slot)
 
     def progress(self, phase: str) -> None:
@@ -289,7 +355,9 @@ class Client:
         self._library.posts.phx_progress(self._live(), _PHASES[phase])
 
     def preempt(self) -> None:
-        """Asks the daemon to bring the member out of the world in order. From any thread, or a signal handler."""
+        """Asks the daemon to bring the member out of the world in order. From any thread, or a
+        signal handler.
+        """
         self._library.posts.phx_preempt(self._live())
 
     def fold(self) -> None:
@@ -297,8 +365,12 @@ class Client:
         self._check(self._library.posts.phx_fold(self._live()))
 
     def slot_buffer(self, slot: int) -> int:
-        """The address of zeroed float32 memory for the next slot's gradient: the sum over its samples is added into it."""
-        address = (self._library.posts if self._small else self._library.waits).phx_slot_buffer(self._live(), slot)
+        """The address of zeroed float32 memory for the next slot's gradient: the sum over its
+        samples is added into it.
+        """
+        address = (self._library.posts if self._small else self._library.waits).phx_slot_buffer(
+            self._live(), slot
+        )
         if not address:
             raise Illegal(self._error())
         return int(address)
@@ -309,19 +381,25 @@ class Client:
         self._check(library.phx_slot_done(self._live(), slot))
 
     def reduce(self, mean: bool = True) -> int:
-        """Sums the folded gradients of the ranks with this coordinate over the slot tree, once multiplied by 1/S for a mean.
+        """Sums the folded gradients of the ranks with this coordinate over the slot tree, once
+        multiplied by 1/S for a mean.
 
-        Returns the address of gradient_elements float32; they stay until the next fold and must not be written. Raises
-        Revoked (begin again) and CollectiveFailed.
+        Returns the address of gradient_elements float32; they stay until the next fold and must not
+        be written. Raises Revoked (begin again) and CollectiveFailed.
         """
         self._drive(self._library.posts.phx_reduce(self._live(), mean), native.REDUCED)
         return int(self._library.posts.phx_reduced(self._handle))
 
     def reduce_counts(self, counts: Sequence[int]) -> list[int]:
-        """The sums of up to count_elements int64 over the groups, modulo 2^64. Each rank gives those of its own slots."""
+        """The sums of up to count_elements int64 over the groups, modulo 2^64. Each rank gives
+        those of its own slots.
+        """
         numbers = native.int64s(tuple(counts))
-        self._drive(self._library.posts.phx_reduce_counts(self._live(), numbers, len(counts)), native.REDUCED)
-        return self._library.posts.phx_reduced_counts(self._handle)[: len(counts)]
+        self._drive(
+            self._library.posts.phx_reduce_counts(self._live(), numbers, len(counts)),
+            native.REDUCED,
+        )
+        return list(self._library.posts.phx_reduced_counts(self._handle)[: len(counts)])
 
     def digest(self) -> Digest:
         """D1 of the reduced gradient, under keys that change with the step, and its statistics."""
@@ -330,29 +408,51 @@ class Client:
         self._check(library.phx_digest(self._live(), byref(out)))
         return digest_of(out)
 
-    def vote(self, digest: Digest | tuple[int, int] | None = None, ok: bool = True) -> bool:
+    def vote(
+        self,
+        ok: bool = True,
+        *,
+        digest: Digest | tuple[int, int] | None = None,
+        compute_ns: int | None = None,
+        reduce_ns: int | None = None,
+        digest_ns: int | None = None,
+    ) -> bool:
         """Votes for the begun step, waits for the decision, and runs apply when it is committed.
 
-        ok says "I hold the whole reduced gradient, final"; digest is of it, and without one it is taken here. Returns True
-        when the step was committed and applied, False when it is not decided here: call begin. The gradient must stay as it
-        is until begin returns. Raises Torn from what apply raised: exit then.
+        ok says "I hold the whole reduced gradient, final"; digest is of it, and without one it is
+        taken here. Times are for the search of stragglers; without them those between begin, reduce
+        and vote are taken. Returns True when the step was committed and applied, False when it is
+        not decided here: call begin. The gradient must stay as it is until begin returns. Raises
+        Torn from what apply raised: exit then.
         """
         if digest is None:
             digest = self.digest() if ok else (0, 0)
         value = digest.digest if isinstance(digest, Digest) else digest
-        r = self._library.posts.phx_vote(self._live(), ok, native.pair(value), None)
+        times = None
+        if compute_ns is not None or reduce_ns is not None or digest_ns is not None:
+            times = native.int64s((compute_ns or 0, reduce_ns or 0, digest_ns or 0))
+        r = self._library.posts.phx_vote(self._live(), ok, native.pair(value), times)
         return self._drive(r, native.APPLY, native.REPEAT) == native.APPLY
 
-    def finish(self, digest: tuple[int, int] | None = None) -> None:
-        """Says that training ended well with a state of this digest, D1 of the whole state by default.
+    def superseded(self) -> bool:
+        """Whether the begun step is over because the world has changed: what failed in it was no
+        failure, call begin.
+        """
+        return bool(self._library.posts.phx_superseded(self._live()))
 
-        It goes on serving heals and saves until the daemon says stop. Raises Repeat when the job was rewound or extended:
-        call begin.
+    def finish(self, digest: Digest | tuple[int, int] | None = None) -> None:
+        """Says that training ended well with a state of this digest, D1 of the whole state by
+        default.
+
+        It goes on serving heals and saves until the daemon says stop. Raises Repeat when the job
+        was rewound or extended: call begin.
         """
         handle = self._live()
         if digest is None:
             digest = self.state_digest()
-        r = self._drive(self._library.posts.phx_finish(handle, native.pair(digest)), native.STOPPED, native.REPEAT)
+        value = digest.digest if isinstance(digest, Digest) else digest
+        r = self._library.posts.phx_finish(handle, native.pair(value))
+        r = self._drive(r, native.STOPPED, native.REPEAT)
         if r == native.REPEAT:
             raise Repeat("the job was rewound or extended: train on")
 
@@ -360,20 +460,25 @@ class Client:
         """The label of the registered state; not valid: the state is nothing."""
         l = native.Label()
         self._library.posts.phx_label_of(self._live(), byref(l))
-        return Label(l.step, (l.epoch, l.number), (l.digest[0], l.digest[1]), l.coordinate, bool(l.valid))
+        return Label(
+            l.step, (l.epoch, l.number), (l.digest[0], l.digest[1]), l.coordinate, bool(l.valid)
+        )
 
-    def state_digest(self) -> tuple[int, int]:
-        """D1 with seed 0 over all registered tensors, in the order of their names."""
-        out = (ctypes.c_uint64 * 2)()
+    def state_digest(self) -> Digest:
+        """D1 with seed 0 over all registered tensors, in the order of their names. str() of it is
+        32 hexadecimal digits.
+        """
+        out = native.Digest()
         self._check(self._library.waits.phx_state_digest(self._live(), byref(out)))
-        return out[0], out[1]
+        return digest_of(out)
 
     def set_address(self, name: str, address: int) -> None:
-        """Gives a tensor other memory of the same size. What is registered must be the whole state between two calls."""
+        """Gives a tensor other memory of the same size. What is registered must be the whole state
+        between two calls.
+        """
         if name not in self._names:
             raise Illegal(f"no tensor is called {name!r}")
-        self._library.waits.phx_join(self._live())
-        self._check(self._library.posts.phx_set_address(self._handle, self._names[name], address))
+        self._check(self._library.waits.phx_set_address(self._live(), self._names[name], address))
 
     @property
     def extra(self) -> tuple[int, int]:
@@ -383,6 +488,11 @@ class Client:
         return int(address), offset.value
 
     @property
+    def ring(self) -> Ring:
+        """Collectives of one's own, with buffers in `extra`."""
+        return Ring(self)
+
+    @property
     def spec(self) -> Mapping[str, Any]:
         """The job's spec."""
         return self._spec
@@ -390,7 +500,10 @@ class Client:
     def _live(self) -> int:
         if self._handle is None:
             if self._forked:
-                raise Illegal("this is a forked child of the trainer: it has no part in the job; use the client in its parent only")
+                raise Illegal(
+                    "this is a forked child of the trainer: it has no part in the job; "
+                    "use the client in its parent only"
+                )
             raise Illegal("the client is closed")
         return self._handle
 
@@ -427,7 +540,7 @@ class Client:
         self._check(self._library.posts.phx_applied(self._handle))
 
     def _error(self) -> str:
-        return self._library.posts.phx_error(self._handle).decode(errors="replace")
+        return str(self._library.posts.phx_error(self._handle).decode(errors="replace"))
 
     def _check(self, r: int) -> None:
         if r == native.PENDING:
@@ -444,7 +557,10 @@ class Client:
 
     def _watch_signals(self) -> None:
         if threading.current_thread() is not threading.main_thread():
-            log.warning("TERM and INT end this process: only the main thread can have handlers for them, and it did not say hello")
+            log.warning(
+                "TERM and INT end this process: only the main thread can have handlers for them, "
+                "and it did not say hello"
+            )
             return
         for number in (signal.SIGTERM, signal.SIGINT):
             self._watch(number)
@@ -487,9 +603,16 @@ _ERRORS: dict[int, type[Exception]] = {
 def complete_spec(spec: Mapping[str, Any]) -> dict[str, Any]:
     """The spec with its defaults: seed 0, group_size 1, threads 1, no data and no settings."""
     known = {
-        "last_step": None, "seed": 0, "slots": None, "global_batch": None, "data_length": 0, "data_hash": "",
-        "group_size": 1, "threads": 1, "settings": "",
-    }  # fmt: skip
+        "last_step": None,
+        "seed": 0,
+        "slots": None,
+        "global_batch": None,
+        "data_length": 0,
+        "data_hash": "",
+        "group_size": 1,
+        "threads": 1,
+        "settings": "",
+    }
     for name in spec:
         if name not in known:
             raise Illegal(f"spec has a field {name!r}; known are {', '.join(known)}")
@@ -500,8 +623,15 @@ def complete_spec(spec: Mapping[str, Any]) -> dict[str, Any]:
     if out["last_step"] < 1 or out["slots"] < 1 or out["group_size"] < 1:
         raise Illegal("spec: last_step, slots and group_size are at least 1")
     if out["global_batch"] < 1 or out["global_batch"] % out["slots"] != 0:
-        raise Illegal(f"spec: {out['slots']} slots do not divide the global batch of {out['global_batch']} samples")
-    return {name: value for name, value in out.items() if value != "" or name not in ("data_hash", "settings")}
+        raise Illegal(
+            f"spec: {out['slots']} slots do not divide the global batch "
+            f"of {out['global_batch']} samples"
+        )
+    return {
+        name: value
+        for name, value in out.items()
+        if value != "" or name not in ("data_hash", "settings")
+    }
 
 
 def tensor_info(t: Tensor) -> dict[str, Any]:
@@ -525,8 +655,13 @@ def c_tensors(state: Sequence[Tensor]) -> Any:
         c.per_rank, c.address, c.bytes = t.per_rank, t.address, t.nbytes
         if t.global_ is not None:
             if len(t.global_.shape) != len(t.shape) or len(t.global_.offset) != len(t.shape):
-                raise Illegal(f"tensor {t.name!r}: shape and global have different numbers of dimensions")
-            c.global_shape, c.global_offset = native.int64s(t.global_.shape), native.int64s(t.global_.offset)
+                raise Illegal(
+                    f"tensor {t.name!r}: shape and global have different numbers of dimensions"
+                )
+            c.global_shape, c.global_offset = (
+                native.int64s(t.global_.shape),
+                native.int64s(t.global_.offset),
+            )
     return out
 
 
@@ -536,9 +671,16 @@ def digest_of(d: native.Digest) -> Digest:
 
 
 def digest_tensors(tensors: Sequence[Tensor], seed: int = 0) -> Digest:
-    """D1 over any tensors, in the order of their names whatever their own order is, with the statistics of the floats."""
+    """D1 over any tensors, in the order of their names whatever their own order is, with the
+    statistics of the floats.
+    """
     out = native.Digest()
-    if native.library().waits.phx_digest_tensors(seed, c_tensors(tensors), len(tensors), byref(out)) != 0:
+    if (
+        native.library().waits.phx_digest_tensors(
+            seed, c_tensors(tensors), len(tensors), byref(out)
+        )
+        != 0
+    ):
         raise MemoryError("no memory for a digest")
     return digest_of(out)
 
@@ -563,4 +705,13 @@ def _close_all() -> None:
 os.register_at_fork(after_in_child=_drop_in_child)
 atexit.register(_close_all)
 
-__all__ = ["Begin", "Client", "Digest", "Global", "Label", "Tensor", "complete_spec", "digest_tensors"]
+__all__ = [
+    "Begin",
+    "Client",
+    "Digest",
+    "Global",
+    "Label",
+    "Tensor",
+    "complete_spec",
+    "digest_tensors",
+]

@@ -16,7 +16,9 @@ class Done(Error):
 
 
 class Preempted(Error):
-    """The member leaves before the last step; its state is staged if the daemon asked for it. Exit with EXIT_PREEMPTED."""
+    """The member leaves before the last step; its state is staged if the daemon asked for it. Exit
+    with EXIT_PREEMPTED.
+    """
 
 
 class Fenced(Error):
@@ -40,7 +42,9 @@ class Repeat(Revoked):
 
 
 class Refused(Error):
-    """The daemon refuses the trainer. `code` is one of spec_differs, protocol, no_space, fenced, busy and bad_request."""
+    """The daemon refuses the trainer. `code` is one of spec_differs, protocol, no_space, fenced,
+    busy and bad_request.
+    """
 
     def __init__(self, code: str, error: str, hint: str = "") -> None:
         super().__init__(f"{error}; {hint}" if hint else error)
@@ -52,4 +56,6 @@ class Illegal(Error):
 
 
 class CollectiveFailed(Error):
-    """A collective could not be carried out although its generation is alive. Vote False, or call begin."""
+    """A collective could not be carried out although its generation is alive. Vote False, or call
+    begin.
+    """

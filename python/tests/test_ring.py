@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Collectives over the ring: in a world of one without a daemon, and in a job."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+from pathlib import Path
+
+import phalanx
+import pytest
+from phalanx.ring import FIRST_GROUP, WORLD, Ring
+from running import job, toy, trainers
+
+
+@pytest.fixture
+def ring(monkeypatch: pytest.MonkeyPatch) -> Ring:
+    monkeypatch.delenv("PHALANX_SOCKET", raising=False)
+    return Ring.hello(1 << 20)
+
+
+def test_alone(ring: Ring) -> None:
+    address, offset, size = ring.memory
+    assert size == 1 << 20
+    numbers = (ctypes.c_float * 8).from_address(address)
+    numbers[:4] = [1, 2, 3, 4]
+    place = ring.place()
+    assert (place.rank, place.world) == (0, 1)
+    ring.make_group(FIRST_GROUP, [0])
+    for op in (
+        "all_reduce",
+        "all_gather",
+        "reduce_scatter",
+        "broadcast",
+        "all_to_all",
+        "gather",
+        "scatter",
+        "reduce",
+    ):
+        numbers[4:] = [0, 0, 0, 0]
+        ring.wait(
+            ring.post(
+                op,
+                group=FIRST_GROUP,
+                dtype="f32",
+                count=4,
+                in_offset=offset,
+                out_offset=offset + 16,
+                mean=op == "all_reduce",
+            )
+        )
+        assert numbers[4:] == [1, 2, 3, 4], op
+    ring.wait(ring.post("barrier", group=WORLD))
+    with pytest.raises(phalanx.CollectiveFailed):
+        ring.wait(
+            ring.post("send", group=FIRST_GROUP, dtype="f32", count=4, in_offset=offset, peer=0)
+        )
+    with pytest.raises(phalanx.CollectiveFailed):
+        ring.wait(
+            ring.post("broadcast", group=FIRST_GROUP, dtype="f32", count=1 << 20, in_offset=offset)
+        )
+    ring.close()
+
+
+def test_results_are_remembered(ring: Ring) -> None:
+    sequences = [ring.post("barrier", group=WORLD) for _ in range(5000)]
+    assert all(ring.done(s) for s in sequences[-4000:])
+    with pytest.raises(phalanx.Illegal):
+        ring.done(sequences[0])
+    with pytest.raises(phalanx.Illegal):
+        ring.done(sequences[-1] + 1)
+    ring.close()
+
+
+def test_beside_the_step(folder: Path) -> None:
+    with job(folder, toy("--steps", "40", script="gather.py"), "--nproc", "3") as j:
+        s = j.until("three ranks train", lambda s: s["step"] >= 5 and len(trainers(s)) == 3)
+        os.kill(trainers(s)[s["world"][0]], signal.SIGKILL)
+        assert j.wait() == 0, j.output
+        assert len(j.finals()) == 1, j.output
+        assert "gathered 3" in j.output
