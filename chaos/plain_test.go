@@ -91,7 +91,7 @@ func (j *plainJob) generation(s *node.Status, n int) []map[string]string {
 	for i, v := range all {
 		for key, want := range map[string]string{
 			"RANK": strconv.Itoa(i), "LOCAL_RANK": strconv.Itoa(i), "WORLD_SIZE": strconv.Itoa(n), "LOCAL_WORLD_SIZE": strconv.Itoa(n), "GROUP_RANK": "0",
-			"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": all[0]["MASTER_PORT"], "TORCHELASTIC_RESTART_COUNT": fmt.Sprint(s.Generation - 1),
+			"MASTER_ADDR": "127.0.0.1", "PHALANX_RENDEZVOUS": all[0]["PHALANX_RENDEZVOUS"], "TORCHELASTIC_RESTART_COUNT": fmt.Sprint(s.Generation - 1),
 			"PHALANX_MEMBER": string(s.World[i]),
 		} {
 			if v[key] != want {
@@ -145,8 +145,10 @@ func TestPlainRestartsAll(t *testing.T) {
 			t.Errorf("rank %s of the first generation heard TERM: %t", v["RANK"], heard)
 		}
 	}
-	if first[0]["MASTER_PORT"] == second[0]["MASTER_PORT"] {
-		t.Errorf("two generations meet at port %s", first[0]["MASTER_PORT"])
+	for _, v := range []string{"MASTER_PORT", "PHALANX_RENDEZVOUS"} {
+		if first[0][v] == second[0][v] {
+			t.Errorf("two generations meet at %s=%s", v, first[0][v])
+		}
 	}
 	j.finishPlain(s)
 }

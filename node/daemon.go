@@ -134,6 +134,7 @@ type Daemon struct {
 	meters     *meters
 	trouble    storeTrouble
 	plain      *plainRun
+	kv         *stores            // the key-value store of the generation
 	evidence   []phalanx.Evidence // against the current generation
 	requests   uint64
 	waiting    map[uint64]chan *Reply // operators' requests that the leader has not answered
@@ -234,6 +235,7 @@ func (d *Daemon) open() (err error) {
 	}
 	d.roster = newRoster(d.paths, d.cfg.Join, d.self)
 	d.peers = newPeerLinks(d)
+	d.kv = newStores(d)
 	if err := d.unfound(dir); err != nil {
 		return err
 	}
@@ -295,6 +297,9 @@ func (d *Daemon) close() {
 	}
 	if d.peers != nil {
 		d.peers.close()
+	}
+	if d.kv != nil {
+		d.kv.close()
 	}
 	if d.listener != nil {
 		_ = d.listener.Close()
@@ -421,6 +426,7 @@ func (d *Daemon) serve() error {
 	d.ends.Go(func() { d.acceptStreams(d.listener.Of(ProtoStream)) })
 	d.ends.Go(func() { d.peers.accept(d.listener.Of(ProtoPeer), ProtoPeer) })
 	d.ends.Go(func() { d.peers.accept(d.listener.Of(ProtoData), ProtoData) })
+	d.ends.Go(func() { d.kv.accept(d.listener.Of(ProtoStore)) })
 	d.ends.Go(func() { d.answerTrials(d.listener.Of(ProtoTryPeer)) })
 	d.ends.Go(func() { d.answerTrials(d.listener.Of(ProtoTryData)) })
 	if err := d.sayWhere(); err != nil {

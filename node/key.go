@@ -134,7 +134,7 @@ func NewIdentity(k JobKey, job string, who phalanx.MemberID) (*Identity, error) 
 		},
 	}
 	server := base.Clone()
-	server.NextProtos = []string{ProtoRaft, ProtoPeer, ProtoData, ProtoStream, ProtoAPI, ProtoGossip, ProtoTryPeer, ProtoTryData}
+	server.NextProtos = []string{ProtoRaft, ProtoPeer, ProtoData, ProtoStream, ProtoAPI, ProtoGossip, ProtoStore, ProtoTryPeer, ProtoTryData}
 	return &Identity{server: server, client: base}, nil
 }
 

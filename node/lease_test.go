@@ -20,7 +20,7 @@ func lone(t *testing.T) *Daemon {
 	t.Cleanup(d.engine.Close)
 	d.meters = newMeters("job", who.Member, d.view.Load)
 	d.bells, _ = d.paths.memory.Bells("bells")
-	d.saver, d.peers = newSaver(d), newPeerLinks(d)
+	d.saver, d.peers, d.kv = newSaver(d), newPeerLinks(d), newStores(d)
 	g := phalanx.Generation{Number: 1}
 	d.state = elastic.NewState()
 	d.state.Spec = &phalanx.JobSpec{LastStep: 9, Slots: 1, GlobalBatch: 1, GroupSize: 1}

@@ -24,6 +24,7 @@ const (
 	ProtoStream = "phalanx-stream/1" // a member and the leader
 	ProtoAPI    = "phalanx-api/1"    // HTTP
 	ProtoGossip = "phalanx-gossip/1"
+	ProtoStore  = "phalanx-store/1" // the key-value store of a generation
 
 	// What a daemon outside of the world tries the way into it with: bytes that come back, marked as votes and as collectives.
 	ProtoTryPeer = "phalanx-try-peer/1"

@@ -62,7 +62,7 @@ func TestListenerSortsConnectionsByProtocol(t *testing.T) {
 	k := NewJobKey()
 	server := listen(t, identity(t, k, "job", "h/0"))
 	client := listen(t, identity(t, k, "job", "h/1"))
-	for _, protocol := range []string{ProtoAPI, ProtoRaft, ProtoPeer, ProtoData, ProtoStream, ProtoGossip} {
+	for _, protocol := range []string{ProtoAPI, ProtoRaft, ProtoPeer, ProtoData, ProtoStream, ProtoGossip, ProtoStore} {
 		out, err := client.Dial(brief(t), server.Addr().String(), protocol)
 		if err != nil {
 			t.Fatalf("%s: %v", protocol, err)

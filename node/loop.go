@@ -93,6 +93,7 @@ func (d *Daemon) adoptState(s *elastic.State) {
 			d.log.Debug("no slab to take over", "error", err)
 		}
 	}
+	d.kv.stateChanged(s) // before a trainer is started in the new generation
 	if d.life != nil && d.life.machine != nil {
 		d.run(d.life.machine.Step(elastic.Read{State: s}))
 	}

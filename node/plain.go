@@ -4,6 +4,7 @@ package node
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"syscall"
 	"time"
@@ -126,6 +127,11 @@ func (p *plainRun) form(g phalanx.Generation) {
 // keep goes on with the trainer that an earlier daemon started for the current generation.
 func (p *plainRun) keep(x *plainProcess) {
 	d := p.d
+	if x.Port != 0 && !x.over {
+		if _, err := d.kv.listen(x.Generation, x.Port); err != nil && !errors.Is(err, phalanx.ErrStaleGeneration) {
+			d.log.Warn("the trainer finds no store any more where it looks for it: what makes new groups fails until the next start", "error", err)
+		}
+	}
 	switch {
 	case x.life != d.life || x.Generation != d.state.World.Generation:
 	case x.over && x.Exit != nil && *x.Exit == 0 && !x.Asked && d.state.Phase != elastic.Halted:
@@ -169,12 +175,17 @@ func (p *plainRun) start(world *phalanx.World, at string) {
 		return
 	}
 	x := &plainProcess{life: l, plainRecord: newPlainRecord(l.who, g), started: time.Now()}
+	var err error
+	if x.Port, err = d.kv.listen(g, 0); err != nil {
+		p.startLater(world, at, err)
+		return
+	}
 	if err := x.save(d.paths, d.cfg.Index); err != nil {
 		p.startLater(world, at, err)
 		return
 	}
 	failpoint.Here("plain-start")
-	t, err := startTrainer(&d.cfg, d.paths, l.who, d.plainEnv(world, at, x.Token), func(how string, code int) {
+	t, err := startTrainer(&d.cfg, d.paths, l.who, d.plainEnv(world, at, x.Port, x.Token), func(how string, code int) {
 		d.post(func() { p.ended(x, how, code) })
 	})
 	if err != nil {

@@ -23,12 +23,11 @@ import (
 // rendezvousPath is where rank 0's daemon says where the trainers of a generation meet.
 const rendezvousPath = "/v1/rendezvous"
 
-// plainEnv is torchrun's environment for this member's trainer in a world. Rank 0 serves the store itself; there is no agent
-// that would.
-func (d *Daemon) plainEnv(world *phalanx.World, at, token string) []string {
+// plainEnv is torchrun's environment for this member's trainer in a world. The daemon is the agent that serves the store, on
+// a port of its own host; at is an address that rank 0 may bind for something else.
+func (d *Daemon) plainEnv(world *phalanx.World, at string, store int, token string) []string {
 	seat := world.SeatOf(d.me())
-	host, port, _ := net.SplitHostPort(at) // made by offer
-	var hosts []string                     // in rank order
+	var hosts []string // in rank order
 	localRank, localSize := 0, 0
 	for _, o := range world.Seats {
 		if !slices.Contains(hosts, o.Member.Host()) {
@@ -47,9 +46,9 @@ func (d *Daemon) plainEnv(world *phalanx.World, at, token string) []string {
 		"RANK=" + strconv.Itoa(int(seat.Rank)), "WORLD_SIZE=" + size, "LOCAL_RANK=" + strconv.Itoa(localRank), "LOCAL_WORLD_SIZE=" + strconv.Itoa(localSize),
 		"GROUP_RANK=" + strconv.Itoa(slices.Index(hosts, d.cfg.Host)), "GROUP_WORLD_SIZE=" + strconv.Itoa(len(hosts)),
 		"ROLE_NAME=default", "ROLE_RANK=" + strconv.Itoa(int(seat.Rank)), "ROLE_WORLD_SIZE=" + size,
-		"MASTER_ADDR=" + host, "MASTER_PORT=" + port,
+		"MASTER_ADDR=127.0.0.1", "MASTER_PORT=" + strconv.Itoa(store), "TORCHELASTIC_USE_AGENT_STORE=True", "PHALANX_RENDEZVOUS=" + at,
 		"TORCHELASTIC_RUN_ID=" + d.cfg.Job, "TORCHELASTIC_RESTART_COUNT=" + strconv.FormatUint(g.Number-1, 10),
-		"TORCHELASTIC_MAX_RESTARTS=" + strconv.Itoa(d.cfg.MaxStarts), "TORCHELASTIC_USE_AGENT_STORE=False",
+		"TORCHELASTIC_MAX_RESTARTS=" + strconv.Itoa(d.cfg.MaxStarts),
 	}
 	if _, set := os.LookupEnv("OMP_NUM_THREADS"); !set && d.cfg.LocalSize > 1 {
 		env = append(env, "OMP_NUM_THREADS=1") // as torchrun: several trainers share the cores

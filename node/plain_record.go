@@ -24,6 +24,7 @@ type plainRecord struct {
 	Token      string             `json:"token"` // in the trainer's environment as PHALANX_START
 	PID        int                `json:"pid,omitempty"`
 	Start      uint64             `json:"start,omitempty"`
+	Port       int                `json:"port,omitempty"`  // of the generation's store on the loopback interface
 	Exit       *int               `json:"exit,omitempty"`  // status; -1: nobody knows
 	Asked      bool               `json:"asked,omitempty"` // it was asked to end
 }

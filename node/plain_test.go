@@ -47,8 +47,8 @@ func TestPlainEnv(t *testing.T) {
 		"b/0": "RANK=2 LOCAL_RANK=1 LOCAL_WORLD_SIZE=2 GROUP_RANK=0",
 		"a/1": "RANK=3 LOCAL_RANK=1 LOCAL_WORLD_SIZE=2 GROUP_RANK=1",
 	} {
-		env := plainDaemon(t, who.Host(), who.Index(), w).plainEnv(&w, "10.0.0.9:29500", "tok")
-		for _, v := range append(strings.Fields(want), "WORLD_SIZE=4", "GROUP_WORLD_SIZE=2", "MASTER_ADDR=10.0.0.9", "MASTER_PORT=29500",
+		env := plainDaemon(t, who.Host(), who.Index(), w).plainEnv(&w, "10.0.0.9:29500", 4711, "tok")
+		for _, v := range append(strings.Fields(want), "WORLD_SIZE=4", "GROUP_WORLD_SIZE=2", "MASTER_ADDR=127.0.0.1", "MASTER_PORT=4711", "TORCHELASTIC_USE_AGENT_STORE=True", "PHALANX_RENDEZVOUS=10.0.0.9:29500",
 			"TORCHELASTIC_RESTART_COUNT=3", "TORCHELASTIC_RUN_ID=j", "PHALANX_GENERATION=4", "PHALANX_MEMBER="+string(who)) {
 			if !slices.Contains(env, v) {
 				t.Errorf("%s: no %s in %v", who, v, env)

@@ -13,6 +13,7 @@ var dscps = map[string]uint8{
 	ProtoPeer:   32, // CS4
 	ProtoAPI:    18, // AF21
 	ProtoGossip: 16, // CS2
+	ProtoStore:  20, // AF22
 	ProtoData:   10, // AF11
 
 	ProtoTryPeer: 32, // as what they try

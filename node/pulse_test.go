@@ -35,7 +35,7 @@ func dyingDaemon(t *testing.T, code int) (*Daemon, *dying) {
 	who := phalanx.Incarnate{Member: "a/0", Incarnation: 1}
 	d := &Daemon{cfg: Config{Host: "a", LocalSize: 1}, log: quiet(), ctx: t.Context(), state: elastic.NewState(), posts: make(chan func(), 16),
 		siblings: make([]*sibling, wire.BellLines/2), paths: NewPaths(t.TempDir(), t.TempDir()).in(wire.NewHeapMemory()).on(s)}
-	d.peers, d.saver = newPeerLinks(d), newSaver(d)
+	d.peers, d.saver, d.kv = newPeerLinks(d), newSaver(d), newStores(d)
 	l, err := newLife(d.paths, 0, who)
 	if err != nil {
 		t.Fatal(err)
