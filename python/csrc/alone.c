@@ -62,7 +62,7 @@ static bool carry_out(phx_client *c, const uint64_t *d) {
 		return false;
 	bool mean = d[F(T_RING, SCALE)] == PHALANX_SCALE_MEAN && d[F(T_RING, GROUP)] < (uint64_t)1 << 32;
 	if (mean && d[F(T_RING, DTYPE)] == PHALANX_DTYPE_F32)
-		scale_f32((float *)(c->segment.at + out), (const float *)(c->segment.at + in), 1.0f / (float)c->config.slots, n);
+		phx_scale_f32((float *)(c->segment.at + out), (const float *)(c->segment.at + in), 1.0f / (float)c->config.slots, n);
 	else
 		memmove(c->segment.at + out, c->segment.at + in, (size_t)(n * size));
 	return true;

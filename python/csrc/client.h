@@ -12,6 +12,7 @@
 #include "page.h"
 #include "phalanx.h"
 #include "tree.h"
+#include "workers.h"
 
 typedef struct {
 	uint64_t epoch, number;
@@ -164,7 +165,6 @@ bool label_equal(const label *a, const label *b);
 void release(phx_client *c); /* create.c */
 
 /* pulse.c */
-int thread_start(pthread_t *thread, void *(*run)(void *), void *arg);
 void end_pulse(phx_client *c);
 
 /* begin.c */

@@ -47,7 +47,7 @@ int phx_slot_done(phx_client *c, int64_t slot) {
 		slot_node sum;
 		if (!tree_merge(c->fold_begun.slot_count, c->stack[top - 1], c->stack[top], &sum))
 			break;
-		add_f32(buffer(c, top - 1), buffer(c, top), c->config.gradient_elements);
+		phx_add_f32(buffer(c, top - 1), buffer(c, top), c->config.gradient_elements);
 		c->stack[top - 1] = sum;
 		c->stack_length = top;
 	}

@@ -7,6 +7,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "simd.h"
+#include "workers.h"
+
 enum { leaf_bytes = 65536, rows = 16, lanes = 256, row_bytes = 4096, accumulators = 16 };
 
 static const uint64_t prime = ((uint64_t)1 << 61) - 1;
@@ -21,10 +24,21 @@ static uint64_t mix(uint64_t z) {
 
 uint64_t phx_vote_seed(uint64_t job_seed, uint64_t step) { return mix(job_seed ^ mix(step)); }
 
+/* Word keys K(q,c), widened for 64-bit products. */
+static uint64_t word_keys[2][4 * rows];
+static pthread_once_t word_keys_once = PTHREAD_ONCE_INIT;
+
+static void make_word_keys(void) {
+	for (uint64_t q = 0; q < 2; q++)
+		for (uint64_t c = 0; c < 4 * rows; c++)
+			word_keys[q][c] = (uint32_t)mix(c + 64 * q + 1) | 1;
+}
+
 void lane_keys_init(lane_keys *k, uint64_t seed) {
 	for (uint64_t q = 0; q < 2; q++)
 		for (uint64_t t = 0; t < lanes; t++)
 			k->a[q][t] = mix(seed ^ mix(lanes + t + lanes * q)) | 1;
+	pthread_once(&word_keys_once, make_word_keys);
 	k->r = 1 + mix(seed + 7) % (prime - 1);
 }
 
@@ -39,16 +53,10 @@ static uint64_t mul_mod(uint64_t x, uint64_t y) {
 	return add_mod((uint64_t)p & prime, (uint64_t)(p >> 61) % prime);
 }
 
-/* Word keys K(q,c), widened for 64-bit products. */
-static uint64_t word_key(uint64_t q, uint64_t c) { return (uint64_t)((uint32_t)mix(c + 64 * q + 1) | 1); }
-
-static void leaf_generic(const uint8_t *p, size_t n, const lane_keys *k, uint64_t l[2]) {
-	l[0] = l[1] = 0;
-	for (uint64_t row = 0; n > 0; row++) {
-		uint64_t key[2][4];
-		for (uint64_t q = 0; q < 2; q++)
-			for (uint64_t i = 0; i < 4; i++)
-				key[q][i] = word_key(q, 4 * row + i);
+/* leaf_plain adds the contribution to L of n bytes, whose first is the first of the given row. */
+static void leaf_plain(const uint8_t *p, size_t n, int row, const lane_keys *k, uint64_t l[2]) {
+	for (; n > 0; row++) {
+		const uint64_t *key[2] = {word_keys[0] + 4 * row, word_keys[1] + 4 * row};
 		size_t here = n < row_bytes ? n : row_bytes;
 		const uint8_t *at = p;
 		p += here;
@@ -65,12 +73,22 @@ static void leaf_generic(const uint8_t *p, size_t n, const lane_keys *k, uint64_
 	}
 }
 
+static void leaf(const uint8_t *p, size_t n, const lane_keys *k, uint64_t l[2]) {
+	size_t whole = 0;
+	l[0] = l[1] = 0;
+	if (simd() && n >= row_bytes) {
+		whole = n / row_bytes;
+		leaf_simd(p, (int)whole, k, (const uint64_t(*)[64])word_keys, l);
+	}
+	leaf_plain(p + whole * row_bytes, n - whole * row_bytes, (int)whole, k, l);
+}
+
 /* Statistics of one leaf. Element e is squared and added to accumulator e mod 16; the order is part of the definition. */
 static phx_stats stats_f32(const uint8_t *p, size_t n) {
 	double sums[accumulators] = {0};
 	uint32_t top = 0; /* the largest magnitude as bits: they are ordered like the numbers, NaN above all */
 	int64_t bad = 0;
-	for (size_t e = 0; e < n / 4; e++) {
+	for (size_t e = simd() ? stats_f32_simd(p, n / 4, sums, &top, &bad) : 0; e < n / 4; e++) {
 		uint32_t b;
 		float x;
 		memcpy(&b, p + 4 * e, 4);
@@ -143,18 +161,64 @@ static void add_stats(phx_stats *to, phx_stats s) {
 	to->non_finite += s.non_finite;
 }
 
+/* A run of bytes that is cut into leaves of its own, and their results by number. */
+typedef struct {
+	const uint8_t *data;
+	size_t bytes;
+	stats_kind kind;
+	const lane_keys *keys;
+	uint64_t (*digests)[2];
+	phx_stats *stats;
+} run;
+
+static void run_leaves(void *arg, int64_t first, int64_t end) {
+	run *r = arg;
+	for (int64_t i = first; i < end; i++) {
+		const uint8_t *at = r->data + i * leaf_bytes;
+		size_t left = r->bytes - (size_t)(i * leaf_bytes), n = left < leaf_bytes ? left : leaf_bytes;
+		leaf(at, n, r->keys, r->digests[i]);
+		if (r->kind != NO_STATS)
+			r->stats[i] = r->kind == STATS_F32 ? stats_f32(at, n) : stats_f64(at, n);
+	}
+}
+
+enum { claim_leaves = 16, batch_leaves = 4096 /* 256 MiB: what is kept of them is small */, max_workers = 16 };
+
+/* add_run digests leaves in any order and adds them in theirs: the result does not know how many threads there were. */
 static void add_run(d1_pass *p, const uint8_t *data, size_t n, stats_kind kind) {
-	while (n > 0) {
-		size_t part = n < leaf_bytes ? n : leaf_bytes;
-		uint64_t leaf[2];
-		leaf_generic(data, part, p->keys, leaf);
-		add_leaf(p, leaf);
-		if (kind == STATS_F32)
-			add_stats(&p->stats, stats_f32(data, part));
-		else if (kind == STATS_F64)
-			add_stats(&p->stats, stats_f64(data, part));
-		data += part;
-		n -= part;
+	uint64_t few[claim_leaves][2], (*digests)[2] = few;
+	phx_stats few_stats[claim_leaves], *stats = few_stats;
+	int64_t leaves = (int64_t)((n + leaf_bytes - 1) / leaf_bytes), batch = claim_leaves;
+	if (leaves > claim_leaves) {
+		batch = leaves < batch_leaves ? leaves : batch_leaves;
+		digests = malloc((size_t)batch * sizeof *digests);
+		stats = malloc((size_t)batch * sizeof *stats);
+		if (digests == NULL || stats == NULL) { /* then a few at a time */
+			free(digests);
+			free(stats);
+			digests = few;
+			stats = few_stats;
+			batch = claim_leaves;
+		}
+	}
+	for (int64_t first = 0; first < leaves; first += batch) {
+		int64_t here = leaves - first < batch ? leaves - first : batch;
+		run r = {data + first * leaf_bytes, n - (size_t)(first * leaf_bytes), kind, p->keys, digests, stats};
+		int64_t workers = here / claim_leaves;
+		if (workers > max_workers)
+			workers = max_workers;
+		if (workers > 1 && workers > processors())
+			workers = processors();
+		for_each(here, claim_leaves, (int)workers, run_leaves, &r);
+		for (int64_t i = 0; i < here; i++) {
+			add_leaf(p, digests[i]);
+			if (kind != NO_STATS)
+				add_stats(&p->stats, stats[i]);
+		}
+	}
+	if (digests != few) {
+		free(digests);
+		free(stats);
 	}
 }
 
@@ -222,16 +286,24 @@ static float nan_of(float a, float b) {
 	return out;
 }
 
-void add_f32(float *left, const float *right, int64_t n) {
-	for (int64_t i = 0; i < n; i++) {
-		float sum = left[i] + right[i];
-		left[i] = sum == sum ? sum : nan_of(left[i], right[i]);
+void phx_add_f32(float *left, const float *right, int64_t n) {
+	for (int64_t i = 0; i < n;) {
+		if (simd())
+			i += add_f32_simd(left + i, right + i, n - i);
+		for (int64_t end = i + 8 < n ? i + 8 : n; i < end; i++) {
+			float sum = left[i] + right[i];
+			left[i] = sum == sum ? sum : nan_of(left[i], right[i]);
+		}
 	}
 }
 
-void scale_f32(float *out, const float *in, float s, int64_t n) {
-	for (int64_t i = 0; i < n; i++) {
-		float product = in[i] * s;
-		out[i] = product == product ? product : nan_of(in[i], s);
+void phx_scale_f32(float *out, const float *in, float s, int64_t n) {
+	for (int64_t i = 0; i < n;) {
+		if (simd())
+			i += scale_f32_simd(out + i, in + i, s, n - i);
+		for (int64_t end = i + 8 < n ? i + 8 : n; i < end; i++) {
+			float product = in[i] * s;
+			out[i] = product == product ? product : nan_of(in[i], s);
+		}
 	}
 }

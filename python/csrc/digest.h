@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The digest D1, the statistics of the same data, and float32 sums, with the bits of the Go package kernels; its doc.go
+ * The digest D1 and the statistics of the same data, with the bits of the Go package kernels; its doc.go
  * is the definition.
  */
 #ifndef PHALANX_CSRC_DIGEST_H
@@ -28,10 +28,5 @@ typedef struct {
 void d1_begin(d1_pass *p, const lane_keys *keys);
 /* d1_tensor adds the header leaves and the data of one tensor. Statistics are taken of float32 and float64 if asked for. */
 void d1_tensor(d1_pass *p, const phx_tensor *t, bool stats);
-
-/* add_f32 sets left[i] += right[i]. */
-void add_f32(float *left, const float *right, int64_t n);
-/* scale_f32 sets out[i] = in[i] * s. */
-void scale_f32(float *out, const float *in, float s, int64_t n);
 
 #endif

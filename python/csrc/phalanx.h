@@ -208,6 +208,11 @@ PHX_API int phx_aborted(phx_client *c, int64_t ticket);
 
 /* D1 over tensors of the caller's, in the order of their names, whatever their own order is. */
 PHX_API int phx_digest_tensors(uint64_t seed, const phx_tensor *tensors, int64_t count, phx_digest_t *out);
+/* phx_force_plain turns vector instructions off, for tests. */
+PHX_API void phx_force_plain(int plain);
+/* phx_add_f32 sets left[i] += right[i], phx_scale_f32 out[i] = in[i] * s, with the bits of kernels for what is not a number too. */
+PHX_API void phx_add_f32(float *left, const float *right, int64_t n);
+PHX_API void phx_scale_f32(float *out, const float *in, float s, int64_t n);
 PHX_API uint64_t phx_vote_seed(uint64_t job_seed, uint64_t step);
 
 #ifdef __cplusplus

@@ -1,28 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The library's threads, and the pulse: a killed process is reported to who waits for it after its memory was unmapped,
+ * The pulse: a killed process is reported to who waits for it after its memory was unmapped,
  * seconds later if it is large. A robust futex is marked before that, by each thread that ends.
  */
 
 #include <errno.h>
 #include <linux/futex.h>
-#include <signal.h>
 #include <string.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include "client.h"
-
-/* thread_start starts a thread that no signal of the process is given to: they are for Python's. */
-int thread_start(pthread_t *thread, void *(*run)(void *), void *arg) {
-	sigset_t all, before;
-	sigfillset(&all);
-	pthread_sigmask(SIG_SETMASK, &all, &before);
-	int r = pthread_create(thread, NULL, run, arg);
-	pthread_sigmask(SIG_SETMASK, &before, NULL);
-	return r;
-}
 
 /* The kernel's struct robust_list_head with its only entry. */
 typedef struct {

@@ -3,9 +3,7 @@
  * Staging: the state is copied into the slab by threads of the library, beside the owner's computation.
  */
 
-#include <sched.h>
 #include <string.h>
-#include <time.h>
 
 #include "client.h"
 
@@ -14,9 +12,7 @@ enum { stage_chunk = 4 << 20, max_copiers = 4 };
 /* copiers is how many threads copy: one core reaches a fraction of what memory gives, and the trainer is left the half of its
  * processors. Beyond four it gives little. */
 static int copiers(void) {
-	cpu_set_t set;
-	int processors = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
-	int n = processors / 2;
+	int n = processors() / 2;
 	return n < 1 ? 1 : n > max_copiers ? max_copiers : n;
 }
 

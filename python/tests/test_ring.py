@@ -8,8 +8,9 @@ import os
 import signal
 from pathlib import Path
 
-import phalanx
 import pytest
+
+import phalanx
 from phalanx.ring import FIRST_GROUP, WORLD, Ring
 from running import job, toy, trainers
 

@@ -172,6 +172,9 @@ _CALLS: dict[str, tuple[list[object], object, bool]] = {
     "phx_abort": ([_CLIENT, c_uint64, c_uint64, c_uint64], c_int64, False),
     "phx_aborted": ([_CLIENT, c_int64], c_int, False),
     "phx_digest_tensors": ([c_uint64, POINTER(Tensor), c_int64, POINTER(Digest)], c_int, True),
+    "phx_force_plain": ([c_int], None, False),
+    "phx_add_f32": ([c_void_p, c_void_p, c_int64], None, True),
+    "phx_scale_f32": ([c_void_p, c_void_p, ctypes.c_float, c_int64], None, True),
     "phx_vote_seed": ([c_uint64, c_uint64], c_uint64, False),
 }
 
