@@ -50,6 +50,7 @@ type Config struct {
 	Grace     time.Duration
 	Health    string // command that runs before each start of the trainer
 	Plain     bool   // no step protocol
+	Role      string // ROLE_NAME of the trainers; "" is default
 	Command   []string
 	LocalSize int // members on this host
 	ShmDir    string

@@ -102,8 +102,9 @@ func pruneLogs(p Paths, begins phalanx.Incarnate, keep int) error {
 	sortIncarnations(lives)
 	var errs []error
 	for _, n := range lives[:max(0, len(lives)-keep)] {
-		path := p.TrainerLog(phalanx.Incarnate{Member: id, Incarnation: n})
-		for _, f := range []string{path, path + ".1"} {
+		who := phalanx.Incarnate{Member: id, Incarnation: n}
+		path := p.TrainerLog(who)
+		for _, f := range []string{path, path + ".1", p.TrainerError(who)} {
 			if err := os.Remove(f); err != nil && !errors.Is(err, fs.ErrNotExist) {
 				errs = append(errs, err)
 			}

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"syscall"
 	"time"
 
@@ -184,6 +185,7 @@ func (p *plainRun) start(world *phalanx.World, at string) {
 		p.startLater(world, at, err)
 		return
 	}
+	_ = os.Remove(d.paths.TrainerError(l.who)) // of this life's trainer in an older generation
 	failpoint.Here("plain-start")
 	t, err := startTrainer(&d.cfg, d.paths, l.who, d.plainEnv(world, at, x.Port, x.Token), func(how string, code int) {
 		d.post(func() { p.ended(x, how, code) })

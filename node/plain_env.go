@@ -3,6 +3,7 @@
 package node
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -45,10 +46,13 @@ func (d *Daemon) plainEnv(world *phalanx.World, at string, store int, token stri
 		"PHALANX_JOB=" + d.cfg.Job, "PHALANX_MEMBER=" + string(d.me()), "PHALANX_GENERATION=" + g.String(), "PHALANX_START=" + token,
 		"RANK=" + strconv.Itoa(int(seat.Rank)), "WORLD_SIZE=" + size, "LOCAL_RANK=" + strconv.Itoa(localRank), "LOCAL_WORLD_SIZE=" + strconv.Itoa(localSize),
 		"GROUP_RANK=" + strconv.Itoa(slices.Index(hosts, d.cfg.Host)), "GROUP_WORLD_SIZE=" + strconv.Itoa(len(hosts)),
-		"ROLE_NAME=default", "ROLE_RANK=" + strconv.Itoa(int(seat.Rank)), "ROLE_WORLD_SIZE=" + size,
+		"ROLE_NAME=" + cmp.Or(d.cfg.Role, "default"), "ROLE_RANK=" + strconv.Itoa(int(seat.Rank)), "ROLE_WORLD_SIZE=" + size,
 		"MASTER_ADDR=127.0.0.1", "MASTER_PORT=" + strconv.Itoa(store), "TORCHELASTIC_USE_AGENT_STORE=True", "PHALANX_RENDEZVOUS=" + at,
 		"TORCHELASTIC_RUN_ID=" + d.cfg.Job, "TORCHELASTIC_RESTART_COUNT=" + strconv.FormatUint(g.Number-1, 10),
-		"TORCHELASTIC_MAX_RESTARTS=" + strconv.Itoa(d.cfg.MaxStarts),
+		"TORCHELASTIC_MAX_RESTARTS=" + strconv.Itoa(d.cfg.MaxStarts), "TORCHELASTIC_ERROR_FILE=" + d.paths.TrainerError(d.life.who),
+	}
+	if _, set := os.LookupEnv("TORCH_NCCL_ASYNC_ERROR_HANDLING"); !set {
+		env = append(env, "TORCH_NCCL_ASYNC_ERROR_HANDLING=1")
 	}
 	if _, set := os.LookupEnv("OMP_NUM_THREADS"); !set && d.cfg.LocalSize > 1 {
 		env = append(env, "OMP_NUM_THREADS=1") // as torchrun: several trainers share the cores

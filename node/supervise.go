@@ -3,6 +3,7 @@
 package node
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strconv"
@@ -87,13 +88,6 @@ func (d *Daemon) awaitEnd(t *trainerProcess) bool {
 	return true
 }
 
-func (d *Daemon) lastWords(n phalanx.Incarnation) string {
-	if line := lastLine(d.paths.TrainerLog(phalanx.Incarnate{Member: d.me(), Incarnation: n})); line != "" {
-		return ": " + line
-	}
-	return ""
-}
-
 // launch starts the trainer.
 func (d *Daemon) launch(l *life, bad error) {
 	d.starting = false
@@ -130,6 +124,7 @@ func (d *Daemon) trainerEnv() []string {
 	return []string{
 		"PHALANX_SOCKET=" + d.paths.Socket(d.cfg.Index), "PHALANX_JOB=" + d.cfg.Job, "PHALANX_MEMBER=" + string(d.me()),
 		"LOCAL_RANK=" + i, "RANK=" + i, "LOCAL_WORLD_SIZE=" + strconv.Itoa(d.cfg.LocalSize), "WORLD_SIZE=" + strconv.Itoa(d.cfg.Policy.Want),
+		"TORCHELASTIC_RUN_ID=" + d.cfg.Job, "TORCHELASTIC_ERROR_FILE=" + d.paths.TrainerError(d.life.who), "ROLE_NAME=" + cmp.Or(d.cfg.Role, "default"),
 		"OMP_NUM_THREADS=1", "MKL_CBWR=COMPATIBLE", "OPENBLAS_NUM_THREADS=1", "MKL_NUM_THREADS=1", "CUBLAS_WORKSPACE_CONFIG=:4096:8",
 	}
 }

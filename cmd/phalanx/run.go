@@ -31,6 +31,7 @@ import (
 
 func newRun(a *app) *cobra.Command {
 	s := settings.Default()
+	var torchrun *settings.Torchrun
 	c := &cobra.Command{
 		Use:   "run [flags] -- CMD [ARG…]",
 		Short: "Train: start this host's members of a job, or take over those that live",
@@ -41,19 +42,30 @@ command again goes on with what lives, or from the newest state.
 Every flag can also be a variable (--hang-timeout is PHALANX_HANG_TIMEOUT) or a key of phalanx.toml (hang_timeout), in DIR
 or in the working directory. Flags win over variables, those over the file.
 
+A CMD that ends with .py runs with python, as does a module with -m. torchrun's flags are understood (--nproc-per-node,
+--nnodes, --standalone, --rdzv-endpoint, --max-restarts, --log-dir and the rest), with dashes or underscores.
+
 TERM or INT finishes the step, saves and exits 75; a second INT kills. USR1, USR2, HUP and WINCH go to the trainers.`,
 		Example: `  phalanx run --nproc 4 -- phalanx-lm --steps 300
+  phalanx run --nproc auto --plain train.py --epochs 3
   phalanx run --nproc 8 --nnodes 1:4 --key-file key --join host0:7777 -- ./train`,
 		RunE: func(c *cobra.Command, args []string) error {
 			if err := settings.Load(c.Flags(), a.environ); err != nil {
 				return err
 			}
-			s.Command, s.Version = args, version
+			if err := torchrun.Apply(s, args, a.environ); err != nil {
+				return err
+			}
+			s.Version = version
+			for _, note := range torchrun.Notes {
+				say(a.stderr, "phalanx: %s\n", note)
+			}
 			return a.run(c.Context(), s)
 		},
 	}
 	c.Flags().SetInterspersed(false) // what follows CMD is CMD's
 	s.Flags(c.Flags())
+	torchrun = s.TorchrunFlags(c.Flags())
 	return c
 }
 
@@ -87,6 +99,9 @@ func (a *app) run(ctx context.Context, s *settings.Settings) error {
 	}
 	if err != nil {
 		return err
+	}
+	if s.SharesCores(a.environ) {
+		say(a.stderr, "phalanx: each trainer gets OMP_NUM_THREADS=1, because several share the processors; set the variable for another number\n")
 	}
 	return a.supervise(ctx, s, living)
 }
@@ -128,6 +143,9 @@ func prepare(ctx context.Context, s *settings.Settings, haveKey bool) error {
 			"--resume %s: %s holds the state of a job; a step counts only for a new DIR", s.Resume, s.Dir)
 	}
 	if err := s.FindAddress(haveKey); err != nil {
+		return err
+	}
+	if err := s.PlaceLogs(); err != nil {
 		return err
 	}
 	if !haveKey {
@@ -254,6 +272,7 @@ func (a *app) supervise(ctx context.Context, s *settings.Settings, living []cont
 		}()
 		defer func() { stop(); <-done }()
 	}
+	began := time.Now()
 	outcome, err := supervise.Run(ctx, supervise.Config{
 		Settings: s, Program: self(), Env: a.environ, Attach: living, Stdout: a.stdout, Signals: signals,
 		Log: slog.New(slog.NewTextHandler(a.stderr, &slog.HandlerOptions{ReplaceAttr: dropTime})),
@@ -263,6 +282,11 @@ func (a *app) supervise(ctx context.Context, s *settings.Settings, living []cont
 	})
 	if err != nil {
 		return err
+	}
+	if c := outcome.Code; c != node.CodeOK && c != node.CodePreempted {
+		if first, ok := supervise.FirstError(s.Dir, s.Host, began); ok {
+			say(a.stderr, "phalanx: first failure: %s: %s; its output is %s\n", first.Who.Member, first.String(), node.NewPaths(s.Dir, "").TrainerLog(first.Who))
+		}
 	}
 	return a.report(s, outcome)
 }

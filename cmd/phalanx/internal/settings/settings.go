@@ -46,6 +46,8 @@ type Settings struct {
 	KeepTime     Duration `json:"keep_time"`
 	GCGrace      Duration `json:"gc_grace"`
 	KeepLogs     int      `json:"keep_logs"`
+	LogDir       string   `json:"log_dir,omitempty"` // absolute
+	Role         string   `json:"role_name,omitempty"`
 	Resume       string   `json:"resume"`
 	MaxRestarts  int      `json:"max_restarts"`
 	HangTimeout  Duration `json:"hang_timeout"`
@@ -97,6 +99,11 @@ func (s *Settings) Complete() error {
 			return fmt.Errorf("key file: %w", err)
 		}
 	}
+	if s.LogDir != "" {
+		if s.LogDir, err = filepath.Abs(s.LogDir); err != nil {
+			return fmt.Errorf("directory for output: %w", err)
+		}
+	}
 	if s.Host == "" {
 		if s.Host, err = os.Hostname(); err != nil {
 			return usage("give the name of this host with --host NAME", "host name: %w", err)
@@ -105,6 +112,9 @@ func (s *Settings) Complete() error {
 	if s.Min == 0 {
 		// Fewer members than this cannot be on MIN hosts; for one host it is one member.
 		s.Min = (s.MinHosts-1)*s.Nproc + 1
+		if s.Plain { // a script of torchrun expects whole hosts
+			s.Min = s.MinHosts * s.Nproc
+		}
 	}
 	return nil
 }

@@ -26,7 +26,7 @@ const FileName = "phalanx.toml"
 func (s *Settings) Flags(f *pflag.FlagSet) {
 	s.PlaceFlags(f)
 	f.StringVar(&s.Host, "host", s.Host, "`NAME` of this host in the job (default: the hostname)")
-	f.IntVar(&s.Nproc, "nproc", s.Nproc, "`N` members on each host")
+	f.Var((*nproc)(&s.Nproc), "nproc", "members on each host: a number, or one for each GPU or processor; auto is GPUs where there are some")
 	f.Var((*hosts)(s), "nnodes", "hosts of the job, `MIN:MAX`; with fewer than MIN the job waits")
 	f.IntVar(&s.Min, "min", s.Min, "least `N` members that may train (default: one replica group, or what MIN hosts need)")
 	f.IntVar(&s.Spares, "spares", s.Spares, "`K` more members on this host that wait to take a place")
@@ -41,6 +41,7 @@ func (s *Settings) Flags(f *pflag.FlagSet) {
 	f.Var(&s.CopyRate, "copy-rate", "read at most `BYTES` a second for the copy of another host's staged state; 0: any")
 	s.KeepFlags(f)
 	f.Var(&s.GCGrace, "gc-grace", "data of forgotten checkpoints and abandoned saves stay for `D`")
+	f.StringVar(&s.LogDir, "log-dir", s.LogDir, "keep output in `D`/JOB (default: DIR/log)")
 	f.IntVar(&s.KeepLogs, "keep-logs", s.KeepLogs, "keep what the `N` newest lives of each member printed; 0: all")
 	f.StringVar(&s.Resume, "resume", s.Resume, "`auto|never|STEP`: from the newest checkpoint; refuse what holds state; from that step")
 	f.IntVar(&s.MaxRestarts, "max-restarts", s.MaxRestarts, "`N` starts of a member without a committed step since the last one")
@@ -48,6 +49,7 @@ func (s *Settings) Flags(f *pflag.FlagSet) {
 	f.Var(&s.StartTimeout, "start-timeout", "a trainer must say hello within")
 	f.Var(&s.Grace, "grace", "time for the step in progress when the job is stopped")
 	f.StringVar(&s.HealthCheck, "health-check", s.HealthCheck, "run `CMD` before each start of a trainer; non-zero keeps the member out")
+	f.StringVar(&s.Role, "role", s.Role, "`NAME` that the trainers find in ROLE_NAME")
 	f.BoolVar(&s.Plain, "plain", s.Plain, "no step protocol: any change restarts all trainers")
 }
 
