@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Random streams that depend on the seed, the step and the slot, and on nothing else.
+
+Whoever computes a slot draws the same numbers, so dropout and augmentation do not depend on which rank that is, how often a
+step was repeated, or what the process did before. Hence no generator's state needs to be kept or healed.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+
+import torch
+
+_MASK = (1 << 64) - 1
+#: The stream of a step outside of its slots, as the optimizer and the schedule see it.
+NO_SLOT = (1 << 64) - 1
+
+
+_GOLDEN = 0x9E3779B97F4A7C15
+
+
+def mix(x: int) -> int:
+    """The finalizer of splitmix64: one 64-bit number from another."""
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK
+    return x ^ (x >> 31)
+
+
+def stream(seed: int, step: int, slot: int) -> int:
+    """The key of a stream: 63 bits."""
+    key = mix((seed + _GOLDEN) & _MASK)
+    key = mix(((key ^ step) + _GOLDEN) & _MASK)
+    return mix(((key ^ slot) + _GOLDEN) & _MASK) >> 1
+
+
+def seed_all(key: int) -> None:
+    """Seeds the default generators of Python, torch (all devices) and, where it is loaded, numpy."""
+    random.seed(key)
+    torch.manual_seed(key)
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        numpy.random.seed(key & 0xFFFFFFFF)
