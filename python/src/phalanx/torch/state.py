@@ -167,6 +167,8 @@ class Registered:
                 raise StateError("the optimizer has a parameter that the model lacks; build it from model.parameters()")
         twin = copy.deepcopy(self.optimizer)
         twin.__dict__.pop("step", None)  # a schedule wraps it
+        for hooks in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"):
+            getattr(twin, hooks, {}).clear()
         originals = list(self._optimized())
         clones = [p for group in twin.param_groups for p in group["params"]]
         for clone in clones:
