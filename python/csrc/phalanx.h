@@ -206,6 +206,9 @@ PHX_API int64_t phx_abort(phx_client *c, uint64_t epoch, uint64_t number, uint64
 /* phx_aborted is PHX_PENDING, PHX_REDUCED once the abort was carried out, or PHX_FAILED for a group that cannot be aborted. */
 PHX_API int phx_aborted(phx_client *c, int64_t ticket);
 
+/* Writes the samples, numbers in [0, count), at places first to first + n - 1 of a run: an endless row of epochs, each a
+ * permutation of its own of which the first epoch_length places are used. Returns 0, or PHX_E_ARGUMENT. */
+PHX_API int phx_samples(uint64_t seed, int64_t count, int64_t epoch_length, int64_t first, int64_t n, int64_t *out);
 /* D1 over tensors of the caller's, in the order of their names, whatever their own order is. */
 PHX_API int phx_digest_tensors(uint64_t seed, const phx_tensor *tensors, int64_t count, phx_digest_t *out);
 /* phx_force_plain turns vector instructions off, for tests. */

@@ -5,7 +5,7 @@
 
 #include <stdint.h>
 
-#include "sample.h"
+#include "phalanx.h"
 
 static uint64_t mix(uint64_t z) {
 	z ^= z >> 30;
@@ -40,7 +40,7 @@ static int64_t permute(uint64_t key, int64_t count, int64_t place) {
 
 int phx_samples(uint64_t seed, int64_t count, int64_t epoch_length, int64_t first, int64_t n, int64_t *out) {
 	if (count < 1 || epoch_length < 1 || epoch_length > count || first < 0 || n < 0 || first > INT64_MAX - n)
-		return -1;
+		return PHX_E_ARGUMENT;
 	for (int64_t i = 0; i < n; i++) {
 		uint64_t epoch = (uint64_t)((first + i) / epoch_length);
 		out[i] = permute(mix(seed ^ mix(epoch + 1)), count, (first + i) % epoch_length);

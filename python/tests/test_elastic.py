@@ -3,72 +3,97 @@
 
 from __future__ import annotations
 
-import pathlib
-import re
+import os
 import signal
-import time
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
 
 import pytest
 
-from cluster import TRAINERS, Run, kill
+from running import HERE, Job, job, phalanx_binary, trainers
 
-TRAINER = str(TRAINERS / "mlp.py")
-#: Undisturbed digests by arguments.
-_quiet: dict[tuple[str, ...], str] = {}
+TRAINER = [sys.executable, str(HERE / "mlp.py")]
+TIMEOUT = 120.0
+ENV = {"CUDA_VISIBLE_DEVICES": ""}
 
 
 @pytest.fixture(scope="session")
-def quiet(tmp_path_factory: pytest.TempPathFactory):
-    """The digest of an undisturbed run of two ranks."""
+def quiet():
+    """The final lines of undisturbed runs of two ranks, by arguments."""
+    known: dict[tuple[str, ...], set[str]] = {}
 
-    def digest(*args: str) -> str:
-        if args not in _quiet:
-            with Run(tmp_path_factory.mktemp("quiet"), TRAINER, *args, nproc=2) as run:
-                run.end()
-                finals = run.finals()
-            assert len(finals) == 1, run.text
-            _quiet[args] = finals.pop()
-        return _quiet[args]
+    def final(*arguments: str) -> set[str]:
+        if arguments not in known:
+            with tempfile.TemporaryDirectory(prefix="phx-py-", dir="/tmp") as folder:
+                with job(Path(folder), [*TRAINER, *arguments], "--nproc", "2", env=ENV) as j:
+                    assert j.wait(TIMEOUT) == 0, j.output
+                    known[arguments] = j.finals()
+        assert len(known[arguments]) == 1
+        return known[arguments]
 
-    return digest
-
-
-def slow(*args: str) -> tuple[str, ...]:
-    """The same training, slow enough for faults in between."""
-    return (*args, "--floor", "0.15")
+    return final
 
 
-def test_trainers_daemons_and_the_leader_are_killed(tmp_path: pathlib.Path, quiet) -> None:
-    with Run(tmp_path / "run", TRAINER, *slow("--steps", "60"), nproc=4) as run:
-        at = run.reach(5)["step"]
-        for what in ("trainer_pid", "daemon_pid", "leader", "rank 0"):
-            status = run.reach(at + 8)
-            at = status["step"]
-            members = status["members"]
+def reach(j: Job, step: int) -> dict:
+    return j.until(f"step {step}", lambda s: s["step"] >= step, TIMEOUT)
+
+
+def whole(j: Job, ranks: int) -> dict:
+    return j.until(f"{ranks} ranks", lambda s: len(trainers(s)) == ranks and s["phase"] == "running", TIMEOUT)
+
+
+def kill(pid: int, number: int = signal.SIGKILL) -> None:
+    os.kill(pid, number)
+
+
+def test_trainers_daemons_and_the_leader_are_killed(folder: Path, quiet) -> None:
+    arguments = ("--steps", "400")
+    with job(folder, [*TRAINER, *arguments, "--slow-until", str(folder / "go")], "--nproc", "4", env=ENV) as j:
+        reach(j, 3)
+        for what in ("trainer", "daemon", "leader", "rank 0"):
+            s = reach(j, whole(j, 4)["step"] + 5)
+            by_name = {m["member"]: m for m in s["members"]}
             if what == "leader":
-                (victim,) = [m for m in members if m["member"] == status["leader"]]
-                kill(victim["daemon_pid"])
-            elif what == "rank 0":
-                (victim,) = [m for m in members if m.get("rank") == 0]
-                kill(victim["trainer_pid"])
+                kill(by_name[s["leader"]]["daemon_pid"])
+            elif what == "daemon":
+                kill(by_name[s["world"][1]]["daemon_pid"])
             else:
-                kill(members[2][what])
-        run.end()
-        assert run.finals() == {quiet("--steps", "60")}
+                kill(by_name[s["world"][0 if what == "rank 0" else 2]]["trainer_pid"])
+            reach(j, s["step"] + 3)
+        whole(j, 4)
+        (folder / "go").touch()
+        assert j.wait(TIMEOUT) == 0, j.output
+        assert j.finals() == quiet(*arguments), j.output
 
 
-def test_grow_and_shrink(tmp_path: pathlib.Path, quiet) -> None:
-    with Run(tmp_path / "run", TRAINER, *slow("--steps", "70"), nproc=4) as run:
-        import subprocess
-
-        from cluster import PHALANX, environment
-
-        run.reach(5)
+def test_grow_and_shrink(folder: Path, quiet) -> None:
+    arguments = ("--steps", "400")
+    with job(folder, [*TRAINER, *arguments, "--slow-until", str(folder / "go")], "--nproc", "4", env=ENV) as j:
+        reach(j, 3)
         for want in (3, 2, 4):
-            subprocess.run(
-                [PHALANX, "resize", str(want), "--dir", str(run.directory)], check=True, env=environment(), capture_output=True
-            )
-            run.until(f"{want} ranks", lambda want=want: len(run.status().get("world", [])) == want)
-            run.reach(run.status()["step"] + 3)
-        run.end()
-        assert run.finals() == {quiet("--steps", "70")}
+            subprocess.run([phalanx_binary(), "resize", str(want), "--dir", str(j.dir)], check=True, capture_output=True)
+            reach(j, whole(j, want)["step"] + 3)
+        (folder / "go").touch()
+        assert j.wait(TIMEOUT) == 0, j.output
+        assert j.finals() == quiet(*arguments), j.output
+
+
+def test_faults_inside_of_a_step(folder: Path, quiet) -> None:
+    """Killed between two batches, inside of the optimizer, an error in forward, and stopped: with workers, scaler and schedule."""
+    arguments = ("--steps", "300", "--scaler")
+    faults = ["kill:10", "optimizer:20", "raise:30", "stop:40"]
+    marks = folder / "marks"
+    marks.mkdir()
+    planted = [x for f in faults for x in ("--fault", f)]
+    command = [*TRAINER, *arguments, "--slow-until", str(folder / "go"), "--workers", "1", "--marks", str(marks), *planted]
+    with job(folder, command, "--nproc", "3", env=ENV) as j:
+        for fault in faults:
+            j.until(fault, lambda _, name=fault.replace(":", "-"): (marks / name).exists(), TIMEOUT)
+            whole(j, 3)
+        (folder / "go").touch()
+        assert j.wait(TIMEOUT) == 0, j.output
+        assert len(list(marks.iterdir())) == len(faults)
+        assert "planted in forward" in j.output
+        assert j.finals() == quiet(*arguments), j.output

@@ -5,14 +5,15 @@ from __future__ import annotations
 
 import ctypes
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils.data import DataLoader, Dataset, default_collate
 
 from .. import _native
+from . import seeds
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ class Sampler:
         n = each // parts
         first = (step - 1) * self.global_batch + slot * each + part * n
         out = (ctypes.c_int64 * n)()
-        if _native.library.phx_samples(self.seed, self.count, self.epoch_length, first, n, out) != 0:
+        if _native.library().posts.phx_samples(self.seed, self.count, self.epoch_length, first, n, out) != 0:
             raise ValueError(f"step {step}, slot {slot}: out of range")
         return list(out)
 
@@ -80,7 +81,8 @@ class Loader:
     """Reads the slots of a data set with a length and an index, with the worker processes of a DataLoader.
 
     Workers read ahead into the next steps, in the order in which this rank will need them. When slots are dealt anew, what
-    was read ahead is dropped and read again by whoever needs it.
+    was read ahead is dropped and read again by whoever needs it. Random numbers that the data set or `collate` draws from the
+    default generators (augmentation) depend on the batch alone: not on who reads it, nor on the number of workers.
 
     Args:
         dataset: has `len()` and `[]`.
@@ -101,43 +103,66 @@ class Loader:
         collate: Callable[[list], Any] | None = None,
         **options: Any,
     ) -> None:
-        self.sampler, self.micro_batch, self.workers = sampler, micro_batch, workers
-        self._dataset, self._collate = dataset, collate or default_collate
+        self.sampler, self.micro_batch = sampler, micro_batch
+        self._collate = collate or default_collate
+        self._keyed = _Keyed(dataset)
         self._place: Place | None = None
-        self._batches: Iterator[Any] | None = None
+        self._batches: Iterator[Any] = iter(())
         self._next: tuple[int, int] | None = None  # step and slot that the running iterator gives next
+        self._order = _Order(self)
         self._loader: DataLoader | None = None
         if workers:
-            self._order = _Order(self)
+            # Its own generator: a DataLoader draws a seed from the default one, which belongs to the slot.
+            options.setdefault("generator", torch.Generator().manual_seed(0))
             self._loader = DataLoader(
-                dataset, batch_sampler=self._order, num_workers=workers, collate_fn=self._collate,
+                self._keyed, batch_sampler=self._order, num_workers=workers, collate_fn=self._collate,
                 persistent_workers=True, **options,
-            )
+            )  # fmt: skip
 
     def slot(self, place: Place, slot: int) -> Iterator[Any]:
         """The batches of a slot."""
         pieces = self.pieces(place, place.step, slot)
         if self._loader is None:
-            fetch = getattr(self._dataset, "__getitems__", None)
             for piece in pieces:
-                yield self._collate(fetch(piece) if fetch else [self._dataset[i] for i in piece])
+                yield self._collate(self._keyed.__getitems__(piece))
             return
         if self._next != (place.step, slot) or self._place is None or not _same(self._place, place):
             self._place, self._order.start = place, (place.step, slot)
             self._batches = iter(self._loader)
-        for i in range(len(pieces)):
-            if i == 0:
-                self._next = None  # until the slot is whole
+        self._next = None  # until the slot is whole
+        for _ in pieces:
             yield next(self._batches)
         self._next = (place.step, slot + 1) if slot + 1 < place.end else (place.step + 1, place.first)
 
-    def pieces(self, place: Place, step: int, slot: int) -> list[list[int]]:
+    def pieces(self, place: Place, step: int, slot: int) -> list[Piece]:
         """The samples of a slot, cut into micro-batches."""
         samples = self.sampler.samples(step, slot, place.part, place.parts)
         size = self.micro_batch or len(samples)
         if len(samples) % size:
             raise ValueError(f"micro-batches of {size} do not divide the {len(samples)} samples of a slot")
-        return [samples[i : i + size] for i in range(0, len(samples), size)]
+        return [
+            Piece(seeds.reading(self.sampler.seed, step, slot, place.part, i), samples[i : i + size])
+            for i in range(0, len(samples), size)
+        ]
+
+
+class Piece(NamedTuple):
+    """A micro-batch to read: the key of its random numbers, and its samples."""
+
+    key: int
+    samples: list[int]
+
+
+class _Keyed(Dataset):
+    """A data set that is read by pieces."""
+
+    def __init__(self, dataset: Dataset) -> None:
+        self._dataset = dataset
+
+    def __getitems__(self, piece: Piece) -> list[Any]:
+        seeds.seed_all(piece.key)
+        fetch = getattr(self._dataset, "__getitems__", None)
+        return fetch(piece.samples) if fetch else [self._dataset[i] for i in piece.samples]
 
 
 def _same(a: Place, b: Place) -> bool:
@@ -150,7 +175,7 @@ class _Order:
     def __init__(self, loader: Loader) -> None:
         self._loader, self.start = loader, (1, 0)
 
-    def __iter__(self) -> Iterator[Sequence[int]]:
+    def __iter__(self) -> Iterator[Piece]:
         place = self._loader._place
         assert place is not None
         step, slot = self.start

@@ -14,13 +14,13 @@ other slots: it computes gradients and changes nothing else that lasts.
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 
 from .. import client as _client
+from .. import errors
 from . import data as _data
 from . import seeds
 from .gradients import Averaged, Layout
@@ -110,9 +110,8 @@ class Elastic:
             state=[_tensor(e) for e in self._state.entries],
             gradient_elements=self._layout.elements,
             apply=self._apply,
-            pinned=self._shards.coordinate,
+            pinned=-1 if self._shards.coordinate is None else self._shards.coordinate,
         )
-        self._shards.attach(self.client)
 
     @property
     def applied(self) -> int:
@@ -125,13 +124,13 @@ class Elastic:
                 raise RuntimeError("the step was not entered: write `for step in job:` and then `with step:` around its body")
             try:
                 begun = self.client.begin()
-            except _client.Done:
+            except errors.Done:
                 try:
                     self.client.finish()
                     return
-                except _client.Repeat:
+                except errors.Repeat:
                     continue
-            except _client.Preempted as e:
+            except errors.Preempted as e:
                 raise SystemExit(75) from e
             self._begun = begun
             if begun.healed:
@@ -142,14 +141,15 @@ class Elastic:
 
     def digest(self) -> str:
         """The digest of model and optimizer as hexadecimal digits: equal for equal bits."""
-        return str(self.client.state_digest())
+        first, second = self.client.state_digest()
+        return f"{first:016x}{second:016x}"
 
     # -- what the client calls
 
     def _apply(self, step: int) -> None:
         """The optimizer's step: from the reduced gradient and the state alone. It may run inside of begin."""
         layout = self._layout
-        seeds.seed_all(seeds.stream(self.seed, step, seeds.NO_SLOT))
+        seeds.seed_all(seeds.applying(self.seed, step))
         layout.hand_out(self._row)
         if self.scaler is None:
             self.optimizer.step()
@@ -174,10 +174,9 @@ class Step:
         self.generation = begun.generation
         self.rank, self.world = begun.rank, begun.world
         self.closed = self.committed = False
-        self._folded = begun.slots[0]
+        self._folded = begun.slots.start
         self._items = 0
-        self._place = _data.Place(begun.step, *begun.slots, begun.coordinate, begun.group_size)
-        self._times = [time.monotonic_ns()]
+        self._place = _data.Place(begun.step, begun.slots.start, begun.slots.stop, begun.coordinate, begun.group_size)
 
     def __enter__(self) -> Step:
         self._job._layout.clear()
@@ -187,11 +186,11 @@ class Step:
     def slots(self) -> Iterator[int]:
         """This rank's slots, one after the other. The gradients of a slot are taken when the next one is asked for."""
         job = self._job
-        for slot in range(*self._begun.slots):
+        for slot in self._begun.slots:
             job.client.working(self.number, slot)
             row = job.client.slot_buffer(slot)
             job._averaged.begin_slot()
-            seeds.seed_all(seeds.stream(job.seed, self.number, slot * self._begun.group_size + self._begun.coordinate))
+            self._seed(slot, 0)
             yield slot
             job._layout.collect(row)
             job._layout.clear()
@@ -202,7 +201,12 @@ class Step:
     def batches(self) -> Iterator[Any]:
         """The batches of this rank's slots. With micro-batches, divide the loss by `step.micro_batches`, or use `backward`."""
         for slot in self.slots():
-            yield from self._job.loader.slot(self._place, slot)
+            for i, batch in enumerate(self._job.loader.slot(self._place, slot)):
+                self._seed(slot, i)  # reading has its own random numbers
+                yield batch
+
+    def _seed(self, slot: int, batch: int) -> None:
+        seeds.seed_all(seeds.computing(self._job.seed, self.number, slot, self._place.part, batch))
 
     def samples(self, slot: int) -> list[int]:
         """The numbers of the samples that this rank computes of a slot."""
@@ -250,28 +254,25 @@ class Step:
 
     def _void(self, error: BaseException) -> bool:
         """Whether an error is one of a step that is over: the generation ended meanwhile, and the step is done again."""
-        if isinstance(error, _client.Revoked):
+        if isinstance(error, errors.Revoked):
             return True
-        return isinstance(error, Exception) and not isinstance(error, _client.Error) and self._job.client.superseded()
+        return isinstance(error, Exception) and not isinstance(error, errors.Error) and self._job.client.superseded()
 
     def _finish(self) -> None:
         job, begun = self._job, self._begun
-        if self._folded != begun.slots[1]:
+        if self._folded != begun.slots.stop:
             raise RuntimeError(
-                f"step {self.number} was left after slot {self._folded - 1}; slots {begun.slots[0]} to {begun.slots[1] - 1} "
+                f"step {self.number} was left after slot {self._folded - 1}; slots {begun.slots.start} to {begun.slots.stop - 1} "
                 "are to be computed: iterate over `step.batches()` or `step.slots()` to its end"
             )
-        self._times.append(time.monotonic_ns())
         row = job.client.reduce(mean=not job.weighted)
         whole, _, means = job._layout.views(row)
         gradient = whole[: job._layout.trained]
         if job.weighted:
             self._divide(gradient, means)
         job._shards.settle_gradient(gradient, job.clip_norm, job.scaler)
-        self._times.append(time.monotonic_ns())
         job._row = row
-        start, computed, reduced = self._times
-        self.committed = job.client.vote(True, compute_ns=computed - start, reduce_ns=reduced - computed)
+        self.committed = job.client.vote()
 
     def _divide(self, gradient: torch.Tensor, means: list[torch.Tensor]) -> None:
         job = self._job

@@ -13,8 +13,6 @@ import sys
 import torch
 
 _MASK = (1 << 64) - 1
-#: The stream of a step outside of its slots, as the optimizer and the schedule see it.
-NO_SLOT = (1 << 64) - 1
 
 
 _GOLDEN = 0x9E3779B97F4A7C15
@@ -27,11 +25,27 @@ def mix(x: int) -> int:
     return x ^ (x >> 31)
 
 
-def stream(seed: int, step: int, slot: int) -> int:
-    """The key of a stream: 63 bits."""
+def stream(seed: int, *place: int) -> int:
+    """The key of a stream: 63 bits from a seed and any numbers."""
     key = mix((seed + _GOLDEN) & _MASK)
-    key = mix(((key ^ step) + _GOLDEN) & _MASK)
-    return mix(((key ^ slot) + _GOLDEN) & _MASK) >> 1
+    for number in place:
+        key = mix(((key ^ (number & _MASK)) + _GOLDEN) & _MASK)
+    return key >> 1
+
+
+def computing(seed: int, step: int, slot: int, part: int, batch: int) -> int:
+    """The stream of forward and backward of a batch: the `batch`-th of a rank's part of a slot."""
+    return stream(seed, 1, step, slot, part, batch)
+
+
+def reading(seed: int, step: int, slot: int, part: int, first: int) -> int:
+    """The stream of reading the batch that begins with the `first` sample of a rank's part of a slot."""
+    return stream(seed, 2, step, slot, part, first)
+
+
+def applying(seed: int, step: int) -> int:
+    """The stream of the optimizer and what follows it."""
+    return stream(seed, 3, step)
 
 
 def seed_all(key: int) -> None:
