@@ -141,8 +141,7 @@ class Elastic:
 
     def digest(self) -> str:
         """The digest of model and optimizer as hexadecimal digits: equal for equal bits."""
-        first, second = self.client.state_digest()
-        return f"{first:016x}{second:016x}"
+        return str(self.client.state_digest())
 
     # -- what the client calls
 
@@ -174,9 +173,9 @@ class Step:
         self.generation = begun.generation
         self.rank, self.world = begun.rank, begun.world
         self.closed = self.committed = False
-        self._folded = begun.slots.start
+        self._folded = begun.slots[0]
         self._items = 0
-        self._place = _data.Place(begun.step, begun.slots.start, begun.slots.stop, begun.coordinate, begun.group_size)
+        self._place = _data.Place(begun.step, begun.slots[0], begun.slots[1], begun.coordinate, begun.group_size)
 
     def __enter__(self) -> Step:
         self._job._layout.clear()
@@ -186,7 +185,7 @@ class Step:
     def slots(self) -> Iterator[int]:
         """This rank's slots, one after the other. The gradients of a slot are taken when the next one is asked for."""
         job = self._job
-        for slot in self._begun.slots:
+        for slot in range(*self._begun.slots):
             job.client.working(self.number, slot)
             row = job.client.slot_buffer(slot)
             job._averaged.begin_slot()
@@ -260,9 +259,9 @@ class Step:
 
     def _finish(self) -> None:
         job, begun = self._job, self._begun
-        if self._folded != begun.slots.stop:
+        if self._folded != begun.slots[1]:
             raise RuntimeError(
-                f"step {self.number} was left after slot {self._folded - 1}; slots {begun.slots.start} to {begun.slots.stop - 1} "
+                f"step {self.number} was left after slot {self._folded - 1}; slots {begun.slots[0]} to {begun.slots[1] - 1} "
                 "are to be computed: iterate over `step.batches()` or `step.slots()` to its end"
             )
         row = job.client.reduce(mean=not job.weighted)
