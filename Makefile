@@ -78,6 +78,12 @@ test-s3: ## the store in buckets against a real S3 server (versitygw); the first
 	$(GO) vet -tags s3 ./ckpt/s3/... ./chaos
 	$(GO) test -tags s3 -vet=off -timeout=7m $(TESTFLAGS) -run Gateway -p 1 ./ckpt/s3 ./chaos
 
+.PHONY: test-seaweedfs
+test-seaweedfs: ## the same against SeaweedFS, a second opinion; not in CI: the first run builds it, a quarter of an hour
+	scripts/seaweedfs.sh
+	$(GO) vet -tags seaweedfs ./ckpt/s3/... ./chaos
+	$(GO) test -tags seaweedfs -vet=off -timeout=15m $(TESTFLAGS) -run Weed -p 1 ./ckpt/s3 ./chaos
+
 # The version of PyTorch for test-torch, and more flags for its pytest.
 TORCH ?= 2.15
 PYTESTFLAGS ?=

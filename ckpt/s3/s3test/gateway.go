@@ -18,6 +18,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -43,7 +44,7 @@ const gatewayKey = "gateway-key"
 // when the program is not there: `scripts/versitygw.sh` builds it.
 func StartGateway(t testing.TB, secure bool) *Gateway {
 	t.Helper()
-	program, err := gatewayProgram()
+	program, err := programOf("versitygw.sh")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -57,12 +58,11 @@ func StartGateway(t testing.TB, secure bool) *Gateway {
 			t.Fatal(err)
 		}
 	}
-	free, err := net.Listen("tcp", "127.0.0.1:0")
+	ports, err := freePorts(1)
 	if err != nil {
 		t.Fatal(err)
 	}
-	g.Address = free.Addr().String()
-	_ = free.Close()
+	g.Address = net.JoinHostPort("127.0.0.1", strconv.Itoa(ports[0]))
 	t.Cleanup(g.Kill)
 	if err := g.Start(t.Context()); err != nil {
 		t.Fatal(err)
@@ -70,10 +70,10 @@ func StartGateway(t testing.TB, secure bool) *Gateway {
 	return g
 }
 
-// gatewayProgram asks the script for the program, and has it built when nobody has.
-func gatewayProgram() (string, error) {
+// programOf asks a script for the program that it builds, and has it built when nobody has.
+func programOf(name string) (string, error) {
 	_, file, _, _ := runtime.Caller(0)
-	script := filepath.Join(filepath.Dir(file), "..", "..", "..", "scripts", "versitygw.sh")
+	script := filepath.Join(filepath.Dir(file), "..", "..", "..", "scripts", name)
 	var problem bytes.Buffer
 	c := exec.Command(script)
 	c.Stderr = &problem
