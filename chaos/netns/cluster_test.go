@@ -31,11 +31,12 @@ const (
 	pollTime = 100 * time.Millisecond
 )
 
-// alone is the digest of a run without daemons, without a network and without disturbance.
-func alone(t *testing.T, steps int) string {
+// alone is the digest of a run without daemons, without a network and without disturbance; more are arguments of the trainer.
+func alone(t *testing.T, steps int, more ...string) string {
 	t.Helper()
-	once, _ := oracles.LoadOrStore(steps, sync.OnceValues(func() (string, error) {
-		out, err := exec.Command(filepath.Join(bin, "phalanx-lm"), "--alone", "--steps", strconv.Itoa(steps), "--data", data).CombinedOutput()
+	args := append([]string{"--alone", "--steps", strconv.Itoa(steps), "--data", data}, more...)
+	once, _ := oracles.LoadOrStore(strings.Join(args, " "), sync.OnceValues(func() (string, error) {
+		out, err := exec.Command(filepath.Join(bin, "phalanx-lm"), args...).CombinedOutput()
 		m := regexp.MustCompile(`(?m)^final step=\d+ digest=([0-9a-f]{32})$`).FindSubmatch(out)
 		if err != nil || m == nil {
 			return "", fmt.Errorf("phalanx-lm --alone: %w\n%s", err, out)
@@ -58,8 +59,10 @@ type cluster struct {
 	hosts []*netns.Host
 	nproc int // members on each host
 	steps int
-	dir   string // of the test; each host has its own below
-	key   string // file
+	dir   string   // of the test; each host has its own below
+	key   string   // file
+	flags []string // of phalanx run, more than those of all tests
+	train []string // of the trainers, likewise
 	runs  []*run
 	watch *watch
 }
@@ -148,9 +151,10 @@ func (c *cluster) run(h *netns.Host, flags ...string) *run {
 	base := filepath.Join(c.dir, fmt.Sprintf("run%d-%s", len(c.runs), h.Name))
 	r := &run{out: base + ".out", errs: base + ".err", ended: make(chan struct{})}
 	args := append([]string{"run", "--job", "two", "--dir", c.home(h), "--host", h.Name, "--nproc", strconv.Itoa(c.nproc),
-		"--nnodes", fmt.Sprintf("1:%d", len(c.hosts)), "--store", filepath.Join(c.dir, "store"), "--save-every", "50"}, flags...)
+		"--nnodes", fmt.Sprintf("1:%d", len(c.hosts)), "--store", filepath.Join(c.dir, "store"), "--save-every", "50"}, slices.Concat(c.flags, flags)...)
 	args = append(args, "--", filepath.Join(bin, "phalanx-lm"), "--steps", strconv.Itoa(c.steps), "--step-floor", floor.String(),
 		"--data", data, "--record", c.recorded(h))
+	args = append(args, c.train...)
 	r.cmd = h.Command(filepath.Join(bin, "phalanx"), args...)
 	out, err := os.Create(r.out)
 	if err != nil {
