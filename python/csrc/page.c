@@ -16,6 +16,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "phalanx.h"
+
 enum { spin_reads = 8 }; /* after how many disturbed reads the writer is let run */
 
 uint64_t cell_read(const uint64_t *cell, uint64_t *payload, int words) {
@@ -41,6 +43,16 @@ void cell_write(uint64_t *cell, const uint64_t *payload, int words) {
 		word_store(copy + i, payload[i]);
 	word_store(cell, ((word >> 1) + 1) << 1 | next);
 }
+
+void phx_cell_write(void *memory, int64_t at, const uint64_t *payload, int words) {
+	cell_write((uint64_t *)((uint8_t *)memory + at), payload, words);
+}
+
+uint64_t phx_cell_read(const void *memory, int64_t at, uint64_t *payload, int words) {
+	return cell_read((const uint64_t *)((const uint8_t *)memory + at), payload, words);
+}
+
+void phx_word_write(void *memory, int64_t at, uint64_t value) { word_store((uint64_t *)((uint8_t *)memory + at), value); }
 
 /* Without FUTEX_PRIVATE_FLAG: the word is found by its page, not by the address in one process. */
 static long futex(uint32_t *word, int op, uint32_t value, const struct timespec *timeout) {
@@ -166,6 +178,13 @@ int page_check(const region *r, const char *path, char *error, size_t n) {
 		return -1;
 	}
 	return 0;
+}
+
+void phx_page_write_header(void *memory, int daemon_bell, int trainer_bell) { page_write_header(memory, daemon_bell, trainer_bell); }
+
+int phx_page_check(const void *memory, int64_t bytes, char *error, int error_bytes) {
+	region r = {(uint8_t *)memory, (size_t)bytes};
+	return page_check(&r, "page", error, (size_t)error_bytes);
 }
 
 static int64_t clock_ns(clockid_t clock) {

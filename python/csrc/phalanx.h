@@ -211,6 +211,15 @@ PHX_API int phx_aborted(phx_client *c, int64_t ticket);
 PHX_API int phx_samples(uint64_t seed, int64_t count, int64_t epoch_length, int64_t first, int64_t n, int64_t *out);
 /* D1 over tensors of the caller's, in the order of their names, whatever their own order is. */
 PHX_API int phx_digest_tensors(uint64_t seed, const phx_tensor *tensors, int64_t count, phx_digest_t *out);
+/* What a client of another language needs of the page, over memory of its own: a cell of words 8-byte words at an offset in
+ * bytes is written, or read (the count of writes, 0 for none); the header of an empty page is written, or checked (0, or a sentence in
+ * error). */
+PHX_API void phx_cell_write(void *memory, int64_t at, const uint64_t *payload, int words);
+PHX_API uint64_t phx_cell_read(const void *memory, int64_t at, uint64_t *payload, int words);
+PHX_API void phx_word_write(void *memory, int64_t at, uint64_t value);
+PHX_API void phx_page_write_header(void *memory, int daemon_bell, int trainer_bell);
+PHX_API int phx_page_check(const void *memory, int64_t bytes, char *error, int error_bytes);
+
 /* phx_force_plain turns vector instructions off, for tests. */
 PHX_API void phx_force_plain(int plain);
 /* phx_add_f32 sets left[i] += right[i], phx_scale_f32 out[i] = in[i] * s, with the bits of kernels for what is not a number too. */
