@@ -9,7 +9,7 @@ import (
 
 // Number is an element that can be viewed as bytes.
 type Number interface {
-	~float32 | ~float64 | ~int64 | ~int32 | ~uint64 | ~uint32 | ~uint16
+	~float32 | ~float64 | ~int64 | ~int32 | ~int16 | ~int8 | ~uint64 | ~uint32 | ~uint16 | ~uint8
 }
 
 // F32s views bytes as float32 without copying. It panics unless b is aligned to 4 bytes and a multiple of 4 long; check
@@ -25,6 +25,9 @@ func I64s(b []byte) []int64 { return view[int64](b) }
 // U16s views bytes as uint16 (the bits of a float16 or bfloat16) without copying. It panics unless b is aligned to 2
 // bytes and a multiple of 2 long.
 func U16s(b []byte) []uint16 { return view[uint16](b) }
+
+// View views bytes as numbers without copying. It panics unless b is aligned to their size and a multiple of it long.
+func View[T Number](b []byte) []T { return view[T](b) }
 
 // Bytes views numbers as their bytes without copying.
 func Bytes[T Number](s []T) []byte {

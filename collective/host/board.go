@@ -9,8 +9,8 @@ import (
 )
 
 // BoardBytes is the size of a board: shared memory of one member, written by its daemon only and mapped read-only by the
-// other daemons of the host. It must start at a multiple of 8 bytes; the natural place is behind the part of the segment
-// file that the trainer was given. A fresh file (all zero) is a valid board.
+// other daemons of the host. It must start at a multiple of 8 bytes. A fresh file (all zero) is a valid board. Behind it follows
+// what groups of ranks need, see [GroupBytes].
 const BoardBytes = boardHead + groups*(mailSlots*maxPayload+roundSlots*roundBytes)
 
 // The words of a board, for each group. All are little-endian and accessed atomically.
@@ -50,13 +50,17 @@ const (
 	// wordRound holds for each slot of inputs roundWords words; see round.go.
 	wordRound  = wordMail + mailSlots*mailWords
 	roundWords = 2
+	// wordGroup and wordOf are for lanes alone: the id of the group, and the stamp of its generation, 0 while the other changes.
+	wordGroup = 128
+	wordOf    = 129
 )
 
 // board is the view of one group's part of a member's board.
 type board struct {
-	words []uint64
-	mail  []byte // mailSlots payloads
-	round []byte // roundSlots payloads
+	words []uint64 // nil: not found yet, which reads as 0
+	mail  []byte   // mailSlots payloads
+	round []byte   // roundSlots payloads
+	room  int      // bytes of one of these
 }
 
 func boardOf(b []byte, group int) board {
@@ -65,10 +69,17 @@ func boardOf(b []byte, group int) board {
 		words: u64s(b[:boardHead])[group*groupWords:][:groupWords],
 		mail:  b[boardHead+group*mailSlots*maxPayload:][:mailSlots*maxPayload],
 		round: b[boardHead+mails+group*roundSlots*roundBytes:][:roundSlots*roundBytes],
+		room:  roundBytes,
 	}
 }
 
-func (b board) load(i int) uint64     { return atomic.LoadUint64(&b.words[i]) }
+func (b board) load(i int) uint64 {
+	if b.words == nil {
+		return 0
+	}
+	return atomic.LoadUint64(&b.words[i])
+}
+
 func (b board) store(i int, v uint64) { atomic.StoreUint64(&b.words[i], v) }
 
 // stampOf packs a generation and the number of an operation within it (from 1) in one word. Generations that meet on one

@@ -59,6 +59,7 @@ type layout struct {
 	options   Options
 	inline    []int64 // Options.Inline of each rank; nil: those of options
 	pipe      bool    // net.Pipe instead of TCP
+	groups    int     // that a trainer may make
 }
 
 func evenDeal(t tb, slots, n int) []phalanx.SlotRange {
@@ -86,7 +87,7 @@ func newCluster(t tb, l layout) *cluster {
 		}
 		c.engines = append(c.engines, New(slog.New(slog.DiscardHandler), l.options))
 		c.segments = append(c.segments, kernels.Bytes(make([]uint64, (l.bytes+7)/8)))
-		c.boards = append(c.boards, kernels.Bytes(make([]uint64, BoardBytes/8)))
+		c.boards = append(c.boards, kernels.Bytes(make([]uint64, (int64(BoardBytes)+GroupBytes(l.groups))/8)))
 	}
 	for a := range n {
 		for b := range a {

@@ -39,8 +39,8 @@ type direct struct {
 type directPeer struct {
 	// Elements of its shard, which it reduces from our inputs.
 	first, end int64
-	// piece is what it contributes to our output.
-	piece piece
+	// piece is what it contributes to our output, and gift what we contribute to its.
+	piece, gift piece
 	// Frames that have come and are not used yet.
 	inputs []*frame
 	pieces []*frame
@@ -50,7 +50,7 @@ type directPeer struct {
 	inputsUsed            int
 }
 
-// piece is a range of bytes at `at` in our output that comes from `from` in the segment of its maker.
+// piece is a range of bytes at `at` in an output that comes from `from` in the segment of its maker.
 type piece struct {
 	at, from, bytes int64
 	chunks, done    int
@@ -65,25 +65,27 @@ func newDirect(w *worker, op *Op, root int) *direct {
 	for i := range d.peers {
 		p, m := &d.peers[i], &w.members[i]
 		var rec record
+		var theirs *shape
 		if m.local != nil {
-			rec = m.local.rec
+			rec, theirs = m.local.rec, m.local.shape
 		}
-		if op.sums() {
-			p.first, p.end = Shard(op.Count, n, i)
+		if m.self {
+			theirs = w.shape
 		}
-		switch {
-		case op.Kind == AllReduce:
+		p.first, p.end = w.shape.reduced(op, n, i, root)
+		if op.Kind == AllReduce {
 			at := p.first * d.size
 			p.piece = piece{at: op.OutOffset + at, from: rec.out + at, bytes: (p.end - p.first) * d.size, summed: true}
-		case op.Kind == AllGather:
-			p.piece = piece{at: op.OutOffset + int64(i)*op.Count*d.size, from: rec.in, bytes: op.Count * d.size}
-		case op.Kind == Broadcast && i == root:
-			p.piece = piece{at: op.OutOffset, from: rec.in, bytes: op.Count * d.size}
+		} else {
+			from, at, elements := w.shape.get(op, w.me, i, root, theirs)
+			p.piece = piece{at: op.OutOffset + at*d.size, from: rec.in + from*d.size, bytes: elements * d.size}
+			from, elements = w.shape.give(op, w.me, i, root)
+			p.gift = piece{from: op.InOffset + from*d.size, bytes: elements * d.size, chunks: chunksOf(elements)}
 		}
 		p.piece.chunks = chunksOf(p.piece.bytes / d.size)
 	}
 	d.copy = func(dst, src []byte) { copy(dst, src) }
-	if op.outElements(n, w.me)*d.size*int64(len(w.locals)+1) >= cacheBytes {
+	if w.shape.out*d.size*int64(len(w.locals)+1) >= cacheBytes {
 		d.copy = kernels.Stream
 	}
 	own := &d.peers[w.me]
@@ -91,6 +93,9 @@ func newDirect(w *worker, op *Op, root int) *direct {
 	if op.Kind == AllReduce {
 		d.outBase += own.first * d.size
 		own.piece.done = own.piece.chunks // reduced in place
+		for i := range d.peers {
+			d.peers[i].gift = own.piece
+		}
 	}
 	if op.sums() {
 		d.in = make([][]byte, w.fold.inputs)
@@ -192,7 +197,7 @@ func (d *direct) reduce() (did, done bool, err error) {
 		}
 	}
 	d.out[0] = w.f.self.Segment[d.outBase+offset:][:bytes]
-	w.arith.run(w.fold, d.op.DType, d.in, d.out[:], foldMode{final: true, scale: d.op.Scale})
+	w.arith.run(w.fold, d.op.DType, d.in, d.out[:], foldMode{final: true, scale: d.op.Scale, reduction: d.op.Reduction})
 	for i := range d.peers {
 		m := &w.members[i]
 		if err := w.still(m); err != nil {
@@ -303,7 +308,7 @@ func (d *direct) sendInputs(i int) (did, done bool, err error) {
 // sendPiece sends one chunk of the own piece to member i of another host.
 func (d *direct) sendPiece(i int) (did, done bool, err error) {
 	w, p := d.w, &d.peers[i]
-	own := &d.peers[w.me].piece
+	own := &p.gift
 	if p.pieceSent == own.chunks {
 		return false, true, nil
 	}
@@ -336,7 +341,7 @@ func (d *direct) missing() (ranks []phalanx.Rank) {
 		reducing := d.op.sums() && d.reduced < chunksOf(d.end-d.first)
 		late := p.piece.done < p.piece.chunks || m.peer != nil && reducing && len(p.inputs) < len(m.cover)
 		if m.peer != nil {
-			late = late || d.op.sums() && p.inputsSent < chunksOf(p.end-p.first) || p.pieceSent < d.peers[d.w.me].piece.chunks
+			late = late || d.op.sums() && p.inputsSent < chunksOf(p.end-p.first) || p.pieceSent < p.gift.chunks
 		}
 		if late && !m.self {
 			ranks = append(ranks, m.rank)

@@ -5,6 +5,7 @@ package host
 import (
 	"fmt"
 	"log/slog"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -17,7 +18,7 @@ type Self struct {
 	Rank phalanx.Rank
 	// Segment is what the trainer's offsets refer to. It must start at a multiple of 8 bytes.
 	Segment []byte
-	// Board is BoardBytes of shared memory that only this engine writes.
+	// Board is BoardBytes of shared memory that only this engine writes, and GroupBytes more if the trainer makes groups.
 	Board []byte
 }
 
@@ -126,6 +127,10 @@ func (e *Engine) Post(gen phalanx.Generation, op Op, done func(error)) {
 		done(fmt.Errorf("%s %d in generation %s: %w", op.Kind, op.Seq, gen, phalanx.ErrStaleGeneration))
 		return
 	}
+	if op.ID != 0 {
+		f.postMade(op, done)
+		return
+	}
 	if op.Group < 0 || op.Group >= groups {
 		done(fmt.Errorf("%s %d: group %d, want 0 or 1: %w", op.Kind, op.Seq, op.Group, ErrInvalid))
 		return
@@ -147,6 +152,10 @@ func (e *Engine) Wake() {
 		for _, w := range f.workers {
 			w.ping()
 		}
+		for _, w := range f.made.all() {
+			w.ping()
+		}
+		f.courier.ping()
 	}
 }
 
@@ -171,20 +180,21 @@ func (e *Engine) Revoke(gen phalanx.Generation) <-chan struct{} {
 // Waiting says what an operation waits for: for status, and as evidence of who never entered.
 type Waiting struct {
 	Group int
+	ID    uint64 // of a group that was made
 	Kind  Kind
 	Seq   uint64 // of the descriptor
 	Since time.Time
 	Ranks []phalanx.Rank
 }
 
-// Waiting returns the operations that wait for other ranks, at most one for each group. An operation that got on since
+// Waiting returns the operations that wait for other ranks, at most one for each group, without messages. An operation that got on since
 // may still be listed until it waits again or ends.
 func (e *Engine) Waiting() (all []Waiting) {
 	f := e.current.Load()
 	if f == nil {
 		return nil
 	}
-	for _, w := range f.workers {
+	for _, w := range slices.Concat(f.workers[:], f.made.all()) {
 		if on := w.waiting.Load(); on != nil {
 			all = append(all, *on)
 		}

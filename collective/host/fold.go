@@ -110,6 +110,7 @@ type arithmetic struct {
 	f64      [][]float64
 	i64      [][]int64
 	wa, wb   [foldBlock]float32 // widened operands
+	words    [][]uint64         // scratch of the types that are rare
 	views    [][]float32        // of the inputs
 	args     [][]float32        // of one sum
 	tree     phalanx.SlotTree
@@ -132,6 +133,10 @@ func grow[T any](regs [][]T, n int) [][]T {
 // set (a fold of values that were summed before), else in the type of the elements; out takes the results, in accumulator
 // type unless final, which also scales.
 func (a *arithmetic) run(f *fold, d DType, in, out [][]byte, mode foldMode) {
+	if mode.reduction != Sum || d > F16 {
+		a.reduce(f, d, in, out, mode)
+		return
+	}
 	switch d {
 	case F64:
 		a.f64 = grow(a.f64, f.scratch)
@@ -154,7 +159,10 @@ func (a *arithmetic) run(f *fold, d DType, in, out [][]byte, mode foldMode) {
 }
 
 // foldMode says how a fold reads and writes.
-type foldMode struct{ partial, final, scale bool }
+type foldMode struct {
+	partial, final, scale bool
+	reduction             Reduction // another one than Sum only for what is not partial and final
+}
 
 func (a *arithmetic) runF32(f *fold, d DType, in, out [][]byte, mode foldMode) {
 	if d == F32 || mode.partial && !mode.final {
@@ -182,11 +190,16 @@ func (a *arithmetic) runF32(f *fold, d DType, in, out [][]byte, mode foldMode) {
 		evaluate(f, f32s, in, a.f32, kernels.AddF32, nil, store)
 		return
 	}
+	a.widened(f, d, in, kernels.AddF32, store)
+}
+
+// widened evaluates a fold of a 16-bit type in float32.
+func (a *arithmetic) widened(f *fold, d DType, in [][]byte, add func(dst, a, b []float32), store func(result, off int, v []float32)) {
 	widen := kernels.F32FromBF16
 	if d == F16 {
 		widen = kernels.F32FromF16
 	}
-	evaluate(f, f32s, in, a.f32, kernels.AddF32, func(reg, off, n int, second bool) []float32 {
+	evaluate(f, f32s, in, a.f32, add, func(reg, off, n int, second bool) []float32 {
 		tmp := a.wa[:n]
 		if second {
 			tmp = a.wb[:n]

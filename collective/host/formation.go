@@ -4,6 +4,7 @@ package host
 
 import (
 	"fmt"
+	"slices"
 	"sync"
 
 	"phalanx"
@@ -14,7 +15,12 @@ type formation struct {
 	e       *Engine
 	gen     phalanx.Generation
 	self    Self
+	world   phalanx.World
 	workers [groups]*worker
+	made    made
+	courier *courier
+	adopted bool // the daemon before this one was in the generation, with groups
+	locals  []LocalPeer
 	remotes []RemotePeer
 
 	stop    chan struct{} // closed by revoke
@@ -36,14 +42,17 @@ type member struct {
 // local is a member whose memory is mapped.
 type local struct {
 	segment []byte
+	memory  []byte // the whole board
 	board   board
 	ring    func()
 	rec     record // what it posted, valid while an operation runs
+	shape   *shape // and for AllToAll what that means there
 }
 
 func newFormation(e *Engine, world phalanx.World, self Self, locals []LocalPeer, remotes []RemotePeer) (*formation, error) {
 	f := &formation{
-		e: e, gen: world.Generation, self: self, remotes: remotes,
+		e: e, gen: world.Generation, self: self, world: world, locals: locals, remotes: remotes,
+		made: made{byID: map[uint64]*worker{}, early: map[uint64][]earlyFrame{}},
 		stop: make(chan struct{}), stopped: make(chan struct{}),
 	}
 	if err := checkMemory(self.Rank, self.Segment, self.Board); err != nil {
@@ -87,7 +96,7 @@ func newFormation(e *Engine, world phalanx.World, self Self, locals []LocalPeer,
 		return nil, fmt.Errorf("%d ranks are given for a world of %d seats, own rank %d", len(places), len(world.Seats), self.Rank)
 	}
 	for group := range f.workers {
-		w := newWorker(f, group, world.SlotCount)
+		w := newWorker(f, group, world.SlotCount, boardOf(self.Board, group))
 		for _, s := range world.Seats {
 			if group == GroupReplicas && s.Coordinate != own.Coordinate {
 				continue
@@ -97,12 +106,13 @@ func newFormation(e *Engine, world phalanx.World, self Self, locals []LocalPeer,
 		w.complete()
 		f.workers[group] = w
 	}
+	f.courier = newCourier(f)
 	return f, nil
 }
 
 func checkMemory(r phalanx.Rank, segment, b []byte) error {
 	if len(b) < BoardBytes {
-		return fmt.Errorf("rank %d: board of %d bytes, want %d", r, len(b), BoardBytes)
+		return fmt.Errorf("rank %d: board of %d bytes, want %d at least", r, len(b), BoardBytes)
 	}
 	if !aligned8(b) || len(segment) > 0 && !aligned8(segment) {
 		return fmt.Errorf("rank %d: segment and board must start at a multiple of 8 bytes", r)
@@ -116,9 +126,14 @@ func (f *formation) start() {
 			w.board.reset()
 		}
 	}
+	for i := range lanes(f.self.Board) {
+		f.resetLane(laneOf(f.self.Board, i))
+	}
+	f.courier.reset()
 	for _, w := range f.workers {
 		f.running.Go(w.run)
 	}
+	f.running.Go(f.courier.run)
 	for _, r := range f.remotes {
 		r.Link.attach(f.gen, route{f, r.Rank})
 	}
@@ -128,12 +143,19 @@ func (f *formation) start() {
 func (f *formation) revoke() <-chan struct{} {
 	f.once.Do(func() {
 		close(f.stop)
+		f.made.mu.Lock()
+		f.made.over = true
+		workers := slices.Concat(f.made.all(), f.workers[:])
+		f.made.mu.Unlock()
+		for _, w := range workers {
+			w.halt()
+		}
 		go func() {
 			f.running.Wait()
 			for _, r := range f.remotes {
 				r.Link.detach(f.gen)
 			}
-			for _, w := range f.workers {
+			for _, w := range workers {
 				w.dropFrames()
 			}
 			close(f.stopped)
@@ -154,11 +176,37 @@ func (r route) deliver(f *frame) {
 		r.broken(fmt.Errorf("a frame says rank %d on the link of rank %d", f.source, r.rank))
 		return
 	}
-	r.f.workers[f.group].deliver(r.rank, f)
+	switch {
+	case f.group < groups:
+		r.f.workers[f.group].deliver(r.rank, f)
+	case f.typ >= frameOffer:
+		r.f.courier.deliver(r.rank, f)
+	default:
+		if err := r.f.made.deliver(r.rank, f); err != nil {
+			f.free()
+			r.broken(err)
+		}
+	}
 }
 
 func (r route) broken(err error) {
 	for _, w := range r.f.workers {
 		w.linkBroken(r.rank, err)
 	}
+	for _, w := range r.f.made.all() {
+		w.linkBroken(r.rank, err)
+	}
+	r.f.courier.linkBroken(r.rank, err)
+}
+
+// resetLane frees a lane. Of a group of this generation, which the daemon before this one has made, nothing is known here: it
+// is given up.
+func (f *formation) resetLane(b board) {
+	if b.load(wordOf) == stampOf(f.gen, 0)|1 {
+		b.clear()
+		b.store(wordFailed, stampOf(f.gen, 1))
+		f.adopted = true
+		return
+	}
+	b.store(wordOf, 0)
 }

@@ -16,7 +16,7 @@ import (
 //	 0 u32 magic     4 u8 type   5 u8 group   6 u16 node
 //	 8 u32 epoch    12 u32 source rank       16 u64 number
 //	24 u32 seq      28 u32 stream            32 u64 chunk
-//	40 u64 word     48 u32 payload bytes     52 zero
+//	40 u64 word     48 u32 payload bytes     52 zero       56 u64 id of a group that was made
 //
 // The payload holds elements as they lie in memory. There is no checksum: the connection is TLS.
 const (
@@ -39,11 +39,19 @@ const (
 	frameAck frameType = 3
 	// frameFail: the source gave operation seq up.
 	frameFail frameType = 4
+	// frameOffer: the source sends a message, its seq-th: word is the tag, chunk says which one of the group and tag it is, node and
+	// stream are the high and the low part of its size in bytes. See courier.go.
+	frameOffer frameType = 5
+	// frameTake: the source wants chunk (a count) chunks of message seq of the receiver; with stream 1 it wants none: the sizes differ.
+	frameTake frameType = 6
+	// frameMessage: chunk number chunk of message seq of the source.
+	frameMessage frameType = 7
 )
 
 type header struct {
 	typ     frameType
 	group   uint8
+	id      uint64
 	node    uint16
 	gen     phalanx.Generation
 	source  uint32
@@ -77,9 +85,9 @@ func (f *frame) free() {
 	}
 }
 
-// newData returns a frame with room for a payload.
+// newData returns a frame with room for a payload; its type is frameData or frameMessage.
 func newData(h header, bytes int) *frame {
-	h.typ, h.payload = frameData, uint32(bytes)
+	h.payload = uint32(bytes)
 	f := &frame{header: h}
 	if bytes > 0 {
 		f.buf = framePool.Get().(*[headBytes + maxPayload]byte)
@@ -101,6 +109,7 @@ func (h *header) encode(b []byte) {
 	le.PutUint64(b[32:], h.chunk)
 	le.PutUint64(b[40:], h.word)
 	le.PutUint32(b[48:], h.payload)
+	le.PutUint64(b[56:], h.id)
 }
 
 // parseHeader reads what encode wrote and refuses what no peer of this version sends.
@@ -116,16 +125,18 @@ func parseHeader(b []byte) (header, error) {
 		typ: frameType(b[4]), group: b[5], node: le.Uint16(b[6:]),
 		gen:    phalanx.Generation{Epoch: le.Uint32(b[8:]), Number: le.Uint64(b[16:])},
 		source: le.Uint32(b[12:]), seq: le.Uint32(b[24:]), stream: le.Uint32(b[28:]),
-		chunk: le.Uint64(b[32:]), word: le.Uint64(b[40:]), payload: le.Uint32(b[48:]),
+		chunk: le.Uint64(b[32:]), word: le.Uint64(b[40:]), payload: le.Uint32(b[48:]), id: le.Uint64(b[56:]),
 	}
 	switch {
-	case h.typ < framePost || h.typ > frameFail:
+	case h.typ < framePost || h.typ > frameMessage:
 		return header{}, fmt.Errorf("frame type %d is unknown", h.typ)
-	case h.group >= groups:
-		return header{}, fmt.Errorf("frame for group %d, there are %d", h.group, groups)
-	case b[52]|b[53]|b[54]|b[55] != 0 || le.Uint64(b[56:]) != 0:
+	case h.group > groupMade || (h.group == groupMade) != (h.id != 0):
+		return header{}, fmt.Errorf("frame for group %d with id %#x", h.group, h.id)
+	case h.typ >= frameOffer && h.id == 0:
+		return header{}, fmt.Errorf("frame type %d for a group of the step", h.typ)
+	case b[52]|b[53]|b[54]|b[55] != 0:
 		return header{}, errors.New("frame header with bytes beyond its fields")
-	case h.payload > maxPayload || h.payload != 0 && h.typ != frameData:
+	case h.payload > maxPayload || h.payload != 0 && h.typ != frameData && h.typ != frameMessage:
 		return header{}, fmt.Errorf("frame type %d with %d bytes of payload", h.typ, h.payload)
 	}
 	return h, nil

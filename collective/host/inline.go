@@ -30,8 +30,11 @@ func (w *worker) small(op *Op) bool {
 	if limit <= 0 || w.remote {
 		return false
 	}
+	if op.Counts {
+		return false // how much it is stands in the segment
+	}
 	each := max(op.DType.Size(), 1)
-	if op.Kind == AllGather {
+	if op.parted() && (w.id != 0 || op.Kind == AllGather) {
 		each *= int64(len(w.members))
 	}
 	return op.Count <= limit/each // whether it is valid at all is found out there

@@ -300,7 +300,7 @@ func TestStaleFrames(t *testing.T) {
 	older, newer := phalanx.Generation{Number: 4}, phalanx.Generation{Epoch: 1, Number: 2}
 	fail(older)
 	post(older, 1)
-	f := newData(header{gen: older, source: 1, seq: 1}, 1000)
+	f := newData(header{typ: frameData, gen: older, source: 1, seq: 1}, 1000)
 	far.send(f)
 	fail(newer)
 	done := make(chan error, 1) // 1: done is called once

@@ -18,8 +18,8 @@ import (
 const linkWrite = 2 * time.Minute
 
 // maxEarly bounds the frames kept for a generation that this end has not formed yet: a peer can post one operation and
-// give one up in each group before it hears from us.
-const maxEarly = 4 * groups
+// give one up in each group before it hears from us, and offer as many messages as its ring has places.
+const maxEarly = 4*(groups+MaxGroups) + maxQueued
 
 // Link is a connection to the daemon of a member on another host. It outlives generations: Form attaches it, and frames of
 // other generations are dropped. It starts a reader and a writer, which end with Close or when the connection breaks.
@@ -239,10 +239,10 @@ func (l *Link) dispatch(f *frame) {
 	case c == 0 && l.in.to != nil:
 		l.in.to.deliver(f)
 		return
-	case c > 0 && f.typ != frameData && len(l.in.early) < maxEarly:
+	case c > 0 && f.payload == 0 && len(l.in.early) < maxEarly:
 		l.in.early = append(l.in.early, f)
 		return
-	case c > 0 && f.typ != frameData:
+	case c > 0 && f.payload == 0:
 		// Several generations passed without us: only the newest can still be formed.
 		l.in.early = append(l.in.early[1:], f)
 		return

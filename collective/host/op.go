@@ -38,6 +38,18 @@ const (
 	Broadcast Kind = 4
 	// Barrier ends when all members have entered it.
 	Barrier Kind = 5
+	// Reduce gives the root what AllReduce gives everybody. This one and the kinds below are for groups of ranks.
+	Reduce Kind = 6
+	// Gather gives the root what AllGather gives everybody.
+	Gather Kind = 7
+	// Scatter gives every member its part of the root's input.
+	Scatter Kind = 8
+	// AllToAll gives every member its part of everybody's input.
+	AllToAll Kind = 9
+	// Send gives the input to Peer, which receives it.
+	Send Kind = 10
+	// Recv takes what Peer sends.
+	Recv Kind = 11
 )
 
 func (k Kind) String() string {
@@ -52,6 +64,18 @@ func (k Kind) String() string {
 		return "broadcast"
 	case Barrier:
 		return "barrier"
+	case Reduce:
+		return "reduce"
+	case Gather:
+		return "gather"
+	case Scatter:
+		return "scatter"
+	case AllToAll:
+		return "all_to_all"
+	case Send:
+		return "send"
+	case Recv:
+		return "recv"
 	}
 	return fmt.Sprintf("kind %d", uint64(k))
 }
@@ -66,20 +90,49 @@ const (
 	I64  DType = 3
 	BF16 DType = 4
 	F16  DType = 5
+	// The types below are for groups of ranks. Bool is a byte: 0 is false and any other is true; results are 0 or 1.
+	U8   DType = 6
+	I8   DType = 7
+	I16  DType = 8
+	I32  DType = 9
+	Bool DType = 10
+	U16  DType = 11
+	U32  DType = 12
+	U64  DType = 13
 )
 
 // Size is the number of bytes of an element, 0 when the type is unknown.
 func (d DType) Size() int64 {
 	switch d {
-	case F32:
+	case F32, I32, U32:
 		return 4
-	case F64, I64:
+	case F64, I64, U64:
 		return 8
-	case BF16, F16:
+	case BF16, F16, I16, U16:
 		return 2
+	case U8, I8, Bool:
+		return 1
 	}
 	return 0
 }
+
+// float reports whether the elements are floating point numbers.
+func (d DType) float() bool { return d == F32 || d == F64 || d == BF16 || d == F16 }
+
+// Reduction says how two elements become one. The numbers are those of the control page.
+type Reduction uint64
+
+// The reductions. Integers wrap. Min and Max give what is not a number if either operand is. BAnd, BOr and BXor are for
+// integers and Bool.
+const (
+	Sum     Reduction = 0
+	Product Reduction = 1
+	Min     Reduction = 2
+	Max     Reduction = 3
+	BAnd    Reduction = 4
+	BOr     Reduction = 5
+	BXor    Reduction = 6
+)
 
 // The groups of ranks that an operation can run among.
 const (
@@ -89,6 +142,8 @@ const (
 	GroupWorld = 1
 
 	groups = 2
+	// groupMade is the group in the frames of groups that trainers made; those carry the id.
+	groupMade = groups
 )
 
 // Op is one operation as the trainer's descriptor gives it. Offsets and strides are bytes in the member's own segment;
@@ -100,9 +155,22 @@ type Op struct {
 	Kind  Kind
 	DType DType
 	Group int
-	// Root is the rank that Broadcast reads from; it must be in the group.
+	// ID names a group that was made with Engine.Make, instead of Group; 0: none. What follows is for those only.
+	ID uint64
+	// Reduction is what reducing kinds do to two elements.
+	Reduction Reduction
+	// Peer and Tag are for Send and Recv.
+	Peer phalanx.Rank
+	Tag  uint64
+	// Counts says that the parts of ReduceScatter, AllGather, Gather, Scatter and AllToAll differ in size. At CountsOffset lie
+	// their numbers of elements in member order, int64, equal on all members; for AllToAll those that are sent and then those
+	// that are received. Count is not used then.
+	Counts       bool
+	CountsOffset int64
+
+	// Root is the rank that rooted kinds read from or write to; it must be in the group.
 	Root phalanx.Rank
-	// Count is the number of elements of one input buffer.
+	// Count is the number of elements of one input buffer. In groups that were made it is that of one part.
 	Count int64
 	// InOffset is where the first input buffer starts; the k-th starts InStride·k further on.
 	InOffset, InStride int64
@@ -128,7 +196,10 @@ func Shard(count int64, n, i int) (first, end int64) {
 	return min(first, count), min(end, count)
 }
 
-func (op *Op) sums() bool { return op.Kind == AllReduce || op.Kind == ReduceScatter }
+// sums reports whether the kind reduces.
+func (op *Op) sums() bool {
+	return op.Kind == AllReduce || op.Kind == ReduceScatter || op.Kind == Reduce
+}
 
 // outElements is how many elements member i of n gets.
 func (op *Op) outElements(n, i int) int64 {
@@ -176,14 +247,17 @@ func (op *Op) check(segment int64, n, me, cover int, root bool) error {
 		return fmt.Errorf("%s %d: "+format+": %w", append(append([]any{op.Kind, op.Seq}, args...), ErrInvalid)...)
 	}
 	if op.Kind < AllReduce || op.Kind > Barrier {
-		return bad("unknown kind")
+		return bad("kind is not for a group of the step")
 	}
 	if op.Kind == Barrier {
 		return nil
 	}
 	size := op.DType.Size()
-	if size == 0 {
-		return bad("unknown element type %d", op.DType)
+	if op.DType > F16 || size == 0 {
+		return bad("element type %d is not for a group of the step", op.DType)
+	}
+	if op.Reduction != Sum {
+		return bad("reduction %d is not for a group of the step", op.Reduction)
 	}
 	if op.Count < 0 || op.Count > segment/size {
 		return bad("%d elements of %d bytes in a segment of %d bytes", op.Count, size, segment)

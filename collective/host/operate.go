@@ -35,7 +35,7 @@ func (w *worker) operate(op *Op) error {
 		return err
 	}
 	if round {
-		return w.sumRound(op)
+		return w.takeRound(op, root)
 	}
 	if err := w.agree(op, root); err != nil {
 		return err
@@ -51,7 +51,7 @@ func (w *worker) operate(op *Op) error {
 
 // move takes the data where it belongs.
 func (w *worker) move(op *Op, root int) error {
-	if op.Kind == AllReduce && len(w.members) > w.f.e.o.DirectMax {
+	if op.Kind == AllReduce && w.id == 0 && len(w.members) > w.f.e.o.DirectMax {
 		return w.halve(op)
 	}
 	d := newDirect(w, op, root)
@@ -61,6 +61,17 @@ func (w *worker) move(op *Op, root int) error {
 
 // admit refuses what this member alone can know to be wrong.
 func (w *worker) admit(op *Op, root int) error {
+	if w.id != 0 {
+		shape, err := op.shapeOf(w.f.self.Segment, len(w.members), w.me, root)
+		if err != nil {
+			return err
+		}
+		w.shape = shape
+		if op.InStride = 0; op.Counts {
+			op.InStride = op.CountsOffset // where the others look for the numbers
+		}
+		return nil
+	}
 	own := &w.members[w.me]
 	if op.Kind == Broadcast && root < 0 {
 		return fmt.Errorf("broadcast: rank %d is not in the group: %w", op.Root, ErrInvalid)
@@ -68,12 +79,24 @@ func (w *worker) admit(op *Op, root int) error {
 	if op.sums() && w.foldErr != nil {
 		return fmt.Errorf("%s: %v: %w", op.Kind, w.foldErr, ErrInvalid)
 	}
-	return op.check(int64(len(w.f.self.Segment)), len(w.members), w.me, len(own.cover), root == w.me)
+	if err := op.check(int64(len(w.f.self.Segment)), len(w.members), w.me, len(own.cover), root == w.me); err != nil {
+		return err
+	}
+	w.shape = op.stepShape(len(w.members), w.me, root)
+	return nil
+}
+
+// sig is that of the operation in this group.
+func (w *worker) sig(op *Op) uint64 {
+	if w.id != 0 {
+		return op.groupSig(w.f.e.o, w.ranks, w.shape)
+	}
+	return op.sig(w.f.e.o)
 }
 
 // enter tells everybody. The last one of a host to enter wakes those who wait; others need not ring.
 func (w *worker) enter(op *Op) {
-	sig := op.sig(w.f.e.o)
+	sig := w.sig(op)
 	own := w.members[w.me].local
 	own.rec = record{sig, op.InOffset, op.InStride, op.OutOffset}
 	w.board.post(w.stamp, sig, op)
@@ -81,6 +104,10 @@ func (w *worker) enter(op *Op) {
 		if p := w.members[i].peer; p != nil {
 			h := w.head(framePost)
 			h.word = sig
+			if op.Kind == AllToAll {
+				_, elements := w.shape.give(op, w.me, i, 0)
+				h.chunk = uint64(elements)
+			}
 			p.link.send(&frame{header: h})
 		}
 	}
@@ -92,6 +119,7 @@ func (w *worker) enter(op *Op) {
 // someoneFollows reports whether a member of this host has not entered the operation yet: it will look after us, and ring.
 func (w *worker) someoneFollows() bool {
 	for _, l := range w.locals {
+		l.find(w.f.gen, w.id)
 		if !l.board.hasEntered(w.stamp) {
 			return true
 		}
@@ -116,6 +144,7 @@ func (w *worker) notEntered() (ranks []phalanx.Rank) {
 		case m.self:
 			in = true
 		case m.local != nil:
+			m.local.find(w.f.gen, w.id)
 			in = m.local.board.hasEntered(w.stamp)
 		default:
 			// A peer can be one operation ahead, where its own check has found our signature to be equal.
@@ -147,7 +176,13 @@ func (w *worker) agree(op *Op, root int) error {
 			}
 			m.local.rec, theirs = rec, rec.sig
 		default:
-			theirs = w.postedBy(m.peer, sig)
+			var gift int64
+			theirs, gift = w.postedBy(m.peer, sig)
+			if theirs == sig && op.Kind == AllToAll {
+				if _, _, elements := w.shape.get(op, w.me, i, root, nil); gift != elements {
+					return w.uneven(m, gift, elements)
+				}
+			}
 		}
 		if theirs != sig {
 			return w.mismatch(op, m)
@@ -166,13 +201,19 @@ func (w *worker) mismatch(op *Op, m *member) error {
 		w.members[w.me].rank, m.rank, ErrMismatch, op.Kind, op.Count, op.DType, op.Root, op.Scale)
 }
 
-func (w *worker) postedBy(p *remote, ahead uint64) uint64 {
+// uneven is the error for a member that sends another number of elements than this one wants.
+func (w *worker) uneven(m *member, gift, want int64) error {
+	return fmt.Errorf("rank %d and rank %d: %w (all_to_all: %d elements are sent, %d wanted)", w.members[w.me].rank, m.rank, ErrMismatch, gift, want)
+}
+
+// postedBy returns the signature that a member of another host has posted, and how many elements it sends us in an AllToAll.
+func (w *worker) postedBy(p *remote, ahead uint64) (sig uint64, gift int64) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if at := p.posted[w.seq%2]; at.seq == w.seq {
-		return at.sig
+		return at.sig, at.gift
 	}
-	return ahead
+	return ahead, 0
 }
 
 // peerFits checks what another process wrote on its board before it is used as an address.
@@ -181,6 +222,24 @@ func (w *worker) peerFits(op *Op, i, root int) error {
 	peer := *op
 	peer.InOffset, peer.InStride, peer.OutOffset = m.local.rec.in, m.local.rec.stride, m.local.rec.out
 	peer.InNodes = len(m.cover)
+	if w.id != 0 {
+		peer.CountsOffset = m.local.rec.stride
+		theirs, err := peer.shapeOf(m.local.segment, len(w.members), i, root)
+		if err != nil {
+			return fmt.Errorf("rank %d: %w", m.rank, err)
+		}
+		m.local.shape = theirs
+		if op.Kind == AllToAll {
+			_, _, want := w.shape.get(op, w.me, i, root, theirs)
+			if _, gift := theirs.give(op, i, w.me, root); gift != want {
+				if err := w.still(m); err != nil {
+					return err
+				}
+				return w.uneven(m, gift, want)
+			}
+		}
+		return nil
+	}
 	if err := peer.check(int64(len(m.local.segment)), len(w.members), i, len(m.cover), i == root); err != nil {
 		return fmt.Errorf("rank %d: %w", m.rank, err)
 	}

@@ -27,8 +27,9 @@ const (
 type remote struct {
 	link   *Link
 	posted [2]struct { // of the present operation and the next, by seq mod 2
-		seq uint32
-		sig uint64
+		seq  uint32
+		sig  uint64
+		gift int64 // elements that it sends us, in an AllToAll
 	}
 	frames []*frame        // data of the present operation, in order
 	acked  [streams]uint64 // chunks taken by the peer
@@ -48,7 +49,8 @@ func (w *worker) deliver(rank phalanx.Rank, f *frame) {
 	keep := false
 	switch f.typ {
 	case framePost:
-		p.posted[f.seq%2].seq, p.posted[f.seq%2].sig = f.seq, f.word
+		at := &p.posted[f.seq%2]
+		at.seq, at.sig, at.gift = f.seq, f.word, int64(f.chunk)
 	case frameAck:
 		if f.seq == w.seq && f.stream < streams {
 			p.acked[f.stream] = max(p.acked[f.stream], f.chunk)
@@ -69,6 +71,9 @@ func (w *worker) deliver(rank phalanx.Rank, f *frame) {
 		f.free()
 	}
 	w.ping()
+	if f.typ == frameFail && w.id != 0 {
+		w.f.courier.ping()
+	}
 }
 
 func (w *worker) linkBroken(rank phalanx.Rank, err error) {

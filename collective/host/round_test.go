@@ -53,6 +53,7 @@ func (x *rounds) enter(t *testing.T, rank int, seq uint32) {
 	if !w.oneRound(&op) {
 		t.Fatal("the operation does not take one round")
 	}
+	w.shape = op.stepShape(len(w.members), w.me, -1)
 	w.offer(&op)
 	w.enter(&op)
 }
@@ -131,6 +132,7 @@ func TestRoundGoesOn(t *testing.T) {
 				w.board.store(wordPosted, w.stamp)
 				w = x.play(t, 0, 2)
 				if at != "before" {
+					w.shape = op.stepShape(len(w.members), w.me, -1)
 					w.offer(&op)
 				}
 				for r := 1; r < 3; r++ {
@@ -140,7 +142,7 @@ func TestRoundGoesOn(t *testing.T) {
 					w.enter(&op)
 				}
 				if at == "summed" {
-					if err := w.sumRound(&op); err != nil {
+					if err := w.takeRound(&op, -1); err != nil {
 						t.Fatal(err)
 					}
 				}

@@ -20,6 +20,9 @@ const maxQueued = 64
 type worker struct {
 	f       *formation
 	index   int
+	id      uint64 // of a group that was made, 0 for one of the step
+	ranks   uint64 // hash of its members
+	lane    int    // the own one of a group that was made
 	board   board
 	members []member // in rank order
 	me      int
@@ -38,7 +41,8 @@ type worker struct {
 	// adopted is where the daemon before this one was in this generation; its first operation goes on from there.
 	adopted mark
 
-	op     *Op // that runs, or ran last
+	op     *Op    // that runs, or ran last
+	shape  *shape // of it, in a group that was made
 	stamp  uint64
 	broken error         // set once an operation failed; nothing more runs then
 	wake   chan struct{} // 1: only "look again" matters
@@ -46,6 +50,12 @@ type worker struct {
 	inline inline
 	yield  func(struct{}) bool // while a small operation runs
 	remote bool                // a member is on another host
+
+	stop    chan struct{} // closed by revoke and by abort
+	stopped sync.Once
+	aborted atomic.Bool   // by the trainer: the other members are told
+	over    chan struct{} // closed when nothing runs any more
+	dead    atomic.Bool   // an operation failed, or the group was aborted
 
 	// mu guards what other goroutines hand in, the remotes of members included. Only the worker writes seq.
 	mu    sync.Mutex
@@ -60,17 +70,21 @@ type task struct {
 	done func(error)
 }
 
-func newWorker(f *formation, index, slots int) *worker {
+func newWorker(f *formation, index, slots int, b board) *worker {
 	tree := phalanx.SlotTree{Slots: slots}
 	return &worker{
-		f: f, index: index, board: boardOf(f.self.Board, index), wake: make(chan struct{}, 1),
-		tree: tree, arith: newArithmetic(tree),
+		f: f, index: index, board: b, wake: make(chan struct{}, 1),
+		tree: tree, arith: newArithmetic(tree), stop: make(chan struct{}), over: make(chan struct{}),
 	}
 }
 
 // add appends a seat. Seats come in rank order.
 func (w *worker) add(s phalanx.Seat, self Self, locals []LocalPeer, remotes []RemotePeer) {
 	m := member{rank: s.Rank, cover: w.tree.Cover(s.Slots)}
+	if w.id != 0 {
+		at := phalanx.Slot(len(w.members))
+		m.cover = []phalanx.Node{{First: at, End: at + 1}}
+	}
 	switch {
 	case s.Rank == self.Rank:
 		w.me = len(w.members)
@@ -78,7 +92,10 @@ func (w *worker) add(s phalanx.Seat, self Self, locals []LocalPeer, remotes []Re
 	default:
 		for _, l := range locals {
 			if l.Rank == s.Rank {
-				m.local = &local{segment: l.Segment, board: boardOf(l.Board, w.index), ring: l.Ring}
+				m.local = &local{segment: l.Segment, ring: l.Ring, memory: l.Board}
+				if w.id == 0 {
+					m.local.board = boardOf(l.Board, w.index)
+				}
 				w.locals = append(w.locals, m.local)
 			}
 		}
@@ -185,7 +202,7 @@ func (w *worker) run() {
 					w.goOn()
 				}
 				continue
-			case <-w.f.stop:
+			case <-w.stop:
 				return
 			}
 		}
@@ -198,10 +215,17 @@ func (w *worker) run() {
 
 // end answers what is still queued.
 func (w *worker) end() {
+	defer close(w.over)
 	w.endInline()
+	if w.aborted.Load() {
+		w.tellAbort()
+	}
 	w.board.clear()
 	w.mu.Lock()
 	w.ended = fmt.Errorf("generation %s: %w", w.f.gen, phalanx.ErrRevoked)
+	if w.aborted.Load() {
+		w.ended = fmt.Errorf("group %#x was aborted: %w", w.id, phalanx.ErrRevoked)
+	}
 	tasks := w.tasks
 	w.tasks = nil
 	w.mu.Unlock()
@@ -225,6 +249,7 @@ func (w *worker) execute(op *Op) error {
 	}
 	if w.broken == nil {
 		w.broken = err
+		w.dead.Store(true)
 		// A revoke, here or of a member, is about to reach everybody; it is not told as a failure.
 		if !errors.Is(err, phalanx.ErrRevoked) {
 			w.giveUp()
@@ -258,15 +283,31 @@ func (w *worker) giveUp() {
 			p.link.send(&frame{header: w.head(frameFail)})
 		}
 	}
+	if w.id != 0 { // messages in the group end too
+		w.f.courier.ringAll()
+		w.f.courier.signal()
+	}
+}
+
+// halt stops the worker; closing over says when it has.
+func (w *worker) halt() { w.stopped.Do(func() { close(w.stop) }) }
+
+// tellAbort gives up the operation that was interrupted, or else the next one: members that are in an older one need nothing of us
+// any more and finish it.
+func (w *worker) tellAbort() {
+	if w.broken == nil {
+		w.advance()
+	}
+	w.giveUp()
 }
 
 func (w *worker) head(typ frameType) header {
-	return header{typ: typ, group: uint8(w.index), gen: w.f.gen, source: uint32(w.f.self.Rank), seq: w.seq}
+	return header{typ: typ, group: uint8(w.index), id: w.id, gen: w.f.gen, source: uint32(w.f.self.Rank), seq: w.seq}
 }
 
 func (w *worker) revoked() bool {
 	select {
-	case <-w.f.stop:
+	case <-w.stop:
 		return true
 	default:
 		return false
@@ -277,6 +318,7 @@ func (w *worker) revoked() bool {
 // the word before they look for the last time: in the one order of atomics, one of the two sees the other.
 func (w *worker) ringLocals() {
 	for _, l := range w.locals {
+		l.find(w.f.gen, w.id)
 		if l.board.load(wordSleeping) != 0 {
 			l.ring()
 		}
@@ -314,7 +356,7 @@ func (w *worker) drive(step func() (state, error), missing func() []phalanx.Rank
 		if s == stuck && err == nil {
 			if since.IsZero() || w.yield == nil {
 				since = time.Now()
-				w.waiting.Store(&Waiting{Group: w.index, Kind: w.op.Kind, Seq: w.op.Seq, Since: since, Ranks: missing()})
+				w.waiting.Store(&Waiting{Group: w.index, ID: w.id, Kind: w.op.Kind, Seq: w.op.Seq, Since: since, Ranks: missing()})
 			}
 			if w.yield != nil {
 				err = w.pause(since)
@@ -343,7 +385,7 @@ func (w *worker) sleep(timer *time.Timer) error {
 	select {
 	case <-w.wake:
 		return nil
-	case <-w.f.stop:
+	case <-w.stop:
 		return phalanx.ErrRevoked
 	case <-timer.C:
 		return w.late()
@@ -361,6 +403,7 @@ func (w *worker) peersFailed() error {
 		if m.local == nil || m.self {
 			continue
 		}
+		m.local.find(w.f.gen, w.id)
 		// Only a member that has everything from us can be ahead, and what it does there is not about this operation.
 		if failed := m.local.board.load(wordFailed); failed != 0 && reached(w.stamp, failed) {
 			return fmt.Errorf("rank %d: %w", m.rank, ErrPeer)

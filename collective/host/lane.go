@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package host
+
+import (
+	"phalanx"
+)
+
+// Behind a board lie the words of the courier (see courier.go) and the lanes: each is for one group that a trainer has made what the
+// first part of the board is for a group of the step, without a mailbox. A member takes any free lane; the others find it by the
+// generation and the id that stand there.
+const (
+	// MaxGroups is how many groups one member can have at a time.
+	MaxGroups = 64
+
+	laneHead  = 2048
+	laneRound = 32 << 10
+	laneBytes = laneHead + roundSlots*laneRound
+	laneWords = laneHead / 8
+)
+
+// GroupBytes is how much longer than BoardBytes the board of a member is that can have so many groups.
+func GroupBytes(lanes int) int64 {
+	if lanes <= 0 {
+		return 0
+	}
+	return courierBytes + int64(lanes)*laneBytes
+}
+
+// lanes is how many a board has.
+func lanes(b []byte) int {
+	return min(max(0, len(b)-BoardBytes-courierBytes)/laneBytes, MaxGroups)
+}
+
+func laneOf(b []byte, i int) board {
+	at := b[BoardBytes+courierBytes+i*laneBytes:][:laneBytes]
+	return board{words: u64s(at[:laneHead]), round: at[laneHead:], room: laneRound}
+}
+
+// claim makes a lane that of a group.
+func (b board) claim(gen phalanx.Generation, id uint64) {
+	b.store(wordOf, 0)
+	b.clear()
+	for i := range laneWords {
+		b.store(i, 0)
+	}
+	b.store(wordGroup, id)
+	b.store(wordOf, stampOf(gen, 0)|1)
+}
+
+// holds reports whether a lane is that of a group.
+func (b board) holds(gen phalanx.Generation, id uint64) bool {
+	of := stampOf(gen, 0) | 1
+	return b.load(wordOf) == of && b.load(wordGroup) == id && b.load(wordOf) == of
+}
+
+// find looks for the lane of a member that has not been found yet. A member of a group of the step is always found.
+func (l *local) find(gen phalanx.Generation, id uint64) {
+	if l.board.words != nil {
+		return
+	}
+	for i := range lanes(l.memory) {
+		if b := laneOf(l.memory, i); b.holds(gen, id) {
+			l.board = b
+			return
+		}
+	}
+}
