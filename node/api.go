@@ -34,6 +34,7 @@ func (d *Daemon) serveSocket() error {
 	mux := http.NewServeMux()
 	mux.HandleFunc("POST "+wire.HelloPath, d.handleHello)
 	mux.HandleFunc("GET "+storePath, d.kv.handle)
+	mux.HandleFunc("POST "+wire.GroupPath, d.handleGroup)
 	mux.HandleFunc("POST /v1/stop", d.handleStop)
 	mux.HandleFunc("POST /v1/drain", d.handleDrain)
 	mux.HandleFunc("POST /v1/resize", d.handleResize)

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"phalanx"
@@ -47,6 +48,9 @@ func (d *Daemon) execute(a elastic.Action) {
 		d.ringTrainer()
 		failpoint.Here("commit-told")
 	case elastic.WriteSeat:
+		if d.plain != nil {
+			return // a plain trainer's seat is written with its hello, for good
+		}
 		failpoint.Here("seat-writing")
 		l.page.WriteSeat(d.seat(a.Do))
 		failpoint.Here("seat-written")
@@ -286,6 +290,14 @@ type mapped struct {
 type lifeKey struct {
 	index int
 	life  phalanx.Incarnation
+	kinds memoryKinds
+}
+
+// memoryKinds are the kinds of the files that hold a segment and a board.
+type memoryKinds struct{ segment, board string }
+
+func plainKinds(g phalanx.Generation) memoryKinds {
+	return memoryKinds{plainSegment + g.String(), plainBoard + g.String()}
 }
 
 // startForming maps this host's peers and connects to the others, then hands them to the engine.
@@ -299,7 +311,7 @@ func (d *Daemon) startForming(g phalanx.Generation) {
 	l := d.life
 	d.ends.Go(func() {
 		defer cancel()
-		links, err := d.formEngine(ctx, world, l)
+		links, err := d.formEngine(ctx, world, l.who, &l.retired, l.segment, l.board, memoryKinds{"seg", "board"})
 		d.post(func() {
 			if d.life != l || d.form == nil || d.form.generation != g {
 				return
@@ -319,6 +331,7 @@ func (d *Daemon) startForming(g phalanx.Generation) {
 				d.setLease()
 				d.run(l.machine.Step(elastic.Formed{Generation: g}))
 				d.rereadVotes()
+				d.giveGroups(g) // others may wait for this member's groups, whatever it posts
 				d.postDescriptors()
 				d.dirty = true
 			}
@@ -343,23 +356,24 @@ func (d *Daemon) formAgain(g phalanx.Generation) {
 
 // formEngine runs beside the loop and returns the connections to other hosts that the engine uses now. It touches the mappings,
 // which only one formation at a time does.
-func (d *Daemon) formEngine(ctx context.Context, world phalanx.World, l *life) ([]host.RemotePeer, error) {
+func (d *Daemon) formEngine(ctx context.Context, world phalanx.World, who phalanx.Incarnate, retired *atomic.Bool, segment, board *wire.Region,
+	kinds memoryKinds) ([]host.RemotePeer, error) {
 	d.forming.Lock()
 	defer d.forming.Unlock()
-	seat := world.SeatOf(l.who.Member)
-	if l.retired.Load() { // its memory is unmapped under the same lock
+	seat := world.SeatOf(who.Member)
+	if retired.Load() || ctx.Err() != nil { // its memory is unmapped under the same lock
 		return nil, fmt.Errorf("form %s: %w", world.Generation, phalanx.ErrStaleGeneration)
 	}
-	if seat == nil || l.segment == nil || l.board == nil {
+	if seat == nil || segment == nil || board == nil {
 		return nil, fmt.Errorf("form %s: the trainer has no segment", world.Generation)
 	}
 	var locals []host.LocalPeer
 	keep := map[lifeKey]bool{}
 	for _, o := range world.Seats {
-		if o.Member == l.who.Member || o.Member.Host() != d.cfg.Host {
+		if o.Member == who.Member || o.Member.Host() != d.cfg.Host {
 			continue
 		}
-		key := lifeKey{o.Member.Index(), o.Incarnation}
+		key := lifeKey{o.Member.Index(), o.Incarnation, kinds}
 		m, err := d.mapSibling(key)
 		if err != nil {
 			return nil, fmt.Errorf("form %s with %s: %w", world.Generation, o.Incarnate, err)
@@ -372,7 +386,7 @@ func (d *Daemon) formEngine(ctx context.Context, world phalanx.World, l *life) (
 		return nil, fmt.Errorf("form %s with %w", world.Generation, err)
 	}
 	failpoint.Here("peers-mapped")
-	self := host.Self{Rank: seat.Rank, Segment: l.segment.Bytes(), Board: l.board.Bytes()}
+	self := host.Self{Rank: seat.Rank, Segment: segment.Bytes(), Board: board.Bytes()}
 	if err := d.engine.Form(world, self, locals, remotes); err != nil {
 		return nil, err
 	}
@@ -390,11 +404,11 @@ func (d *Daemon) mapSibling(key lifeKey) (mapped, error) {
 	if m, ok := d.mappings[key]; ok {
 		return m, nil
 	}
-	segment, err := d.paths.memory.OpenRegion(d.paths.Shared(key.index, key.life, "seg"), false)
+	segment, err := d.paths.memory.OpenRegion(d.paths.Shared(key.index, key.life, key.kinds.segment), false)
 	if err != nil {
 		return mapped{}, err
 	}
-	board, err := d.paths.memory.OpenRegion(d.paths.Shared(key.index, key.life, "board"), false)
+	board, err := d.paths.memory.OpenRegion(d.paths.Shared(key.index, key.life, key.kinds.board), false)
 	if err != nil {
 		return mapped{}, errors.Join(err, segment.Unmap())
 	}
@@ -414,12 +428,20 @@ func groupOf(g uint64) int {
 // postDescriptor hands one collective to the engine. Its completion is written from the engine's goroutine: the word has
 // one writer, and nobody posts this descriptor twice.
 func (d *Daemon) postDescriptor(l *life, v wire.Descriptor) {
-	op := host.Op{Seq: v.Sequence, Kind: host.Kind(v.Op), DType: host.DType(v.DType), Group: groupOf(v.Group), Root: v.Root, Count: v.Count,
-		InOffset: v.InOffset, InStride: v.InStride, InNodes: v.InNodes, OutOffset: v.OutOffset, Scale: v.Scale == wire.ScaleMean}
+	op := host.Op{
+		Seq: v.Sequence, Kind: host.Kind(v.Op), DType: host.DType(v.DType), Group: groupOf(v.Group), Root: v.Root, Count: v.Count,
+		InOffset: v.InOffset, InStride: v.InStride, InNodes: v.InNodes, OutOffset: v.OutOffset, Scale: v.Scale == wire.ScaleMean,
+		Reduction: host.Reduction(v.Reduction), Peer: v.Peer, Tag: v.Tag, Counts: v.Flags&uint64(wire.CollFlagCounts) != 0, CountsOffset: v.CountsOffset,
+	}
+	if isMade(v.Group) {
+		op.ID = v.Group
+	}
 	d.engine.Post(v.Generation, op, func(err error) {
 		status := wire.StatusOK
 		switch {
 		case err == nil:
+		case errors.Is(err, host.ErrPeer) && op.ID != 0: // an abort is an end in order; watchLinks complains of what broke
+			status = wire.StatusRevoked
 		case errors.Is(err, host.ErrPeer):
 			status = wire.StatusRevoked
 			d.ends.Go(func() { d.post(func() { d.peerGaveUp(l, v.Generation, err, false) }) }) // the loop itself may be running this

@@ -55,6 +55,9 @@ type life struct {
 	broken     error       // why memory that an adopted trainer was given cannot be mapped
 	retired    atomic.Bool // its memory is about to be unmapped
 	pulse      *pulse      // nil: the trainer keeps none, or none was seen yet
+	ringOf     *plainRing  // of a plain trainer that has said hello
+	groups     []*madeGroup
+	aborts     [wire.AbortCount]uint64 // how often each T_ABORT was written when it was looked at
 }
 
 // newLife makes the shared memory of an incarnation that was never used.
@@ -178,7 +181,12 @@ func (l *life) needs(hello *wire.Hello) map[string]int64 {
 	if err != nil || hello.SegmentBytes < 0 || hello.SegmentBytes > maxSegment {
 		return nil // outfit says what is wrong
 	}
-	return outfitBytes(hello.SegmentBytes+int64(len(hello.State))*digestSize+ringBytes, host.BoardBytes, place.Total, place.Total)
+	return outfitBytes(hello.SegmentBytes+int64(len(hello.State))*digestSize+ringBytes, boardBytes(hello), place.Total, place.Total)
+}
+
+// boardBytes is the size of the board of a trainer.
+func boardBytes(hello *wire.Hello) int64 {
+	return host.BoardBytes + host.GroupBytes(min(hello.Groups, host.MaxGroups))
 }
 
 // outfit makes the shared memory that a trainer's hello asks for.
@@ -197,7 +205,7 @@ func (l *life) outfit(paths Paths, index int, hello *wire.Hello) (err error) {
 		return err
 	}
 	l.ring = int64(len(l.segment.Bytes())) - ringBytes
-	if l.board, err = paths.memory.CreateRegion(paths.Shared(index, n, "board"), host.BoardBytes); err != nil {
+	if l.board, err = paths.memory.CreateRegion(paths.Shared(index, n, "board"), boardBytes(hello)); err != nil {
 		return err
 	}
 	if l.slab, err = paths.memory.CreateRegion(paths.Shared(index, n, "slab"), place.Total); err != nil {
@@ -318,6 +326,10 @@ func wholeLabels(s *wire.Slab) []phalanx.Label {
 func (l *life) unmap() error {
 	l.pulse.end()
 	var errs []error
+	if l.ringOf != nil {
+		errs = append(errs, l.ringOf.unmap())
+		l.ringOf = nil
+	}
 	for _, r := range []*wire.Region{l.segment, l.slab, l.board} {
 		if r != nil {
 			errs = append(errs, r.Unmap())

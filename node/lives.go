@@ -150,6 +150,9 @@ func (d *Daemon) retire(l *life) {
 	}
 	left := d.engine.Revoke(d.state.World.Generation)
 	d.stopForming()
+	if l.ringOf != nil {
+		l.ringOf.cancel()
+	}
 	d.stopHealing()
 	healed, saver := d.healed, d.saver
 	d.ends.Go(func() {

@@ -145,6 +145,7 @@ func (d *Daemon) scan() {
 		return
 	}
 	d.watchPulse(l)
+	d.scanAborts()
 	d.setLease() // before a vote: a daemon that was stopped for long may read its trainer's request before its own clock
 	d.postDescriptors()
 	if t := l.readTrainer(); t != l.seen {
@@ -212,8 +213,10 @@ func (d *Daemon) postDescriptors() {
 		if l.page.Completion(seq) == wire.StatusNone {
 			v := l.page.ReadDescriptor(seq)
 			if !d.engine.Settled(v.Generation) {
+				d.endAborted()
 				return
 			}
+			d.giveGroups(v.Generation)
 			d.postDescriptor(l, v)
 		}
 		l.posted = seq

@@ -141,6 +141,9 @@ func (p *plainRun) keep(x *plainProcess) {
 	case x.over:
 		p.lost(x.life, x.how())
 	case d.state.Phase != elastic.Halted:
+		if r := x.life.ringOf; r != nil && r.generation == x.Generation {
+			p.formRing(r)
+		}
 		p.formed(x)
 	}
 }
@@ -253,10 +256,16 @@ func (p *plainRun) abort(g phalanx.Generation) {
 	d, l := p.d, p.d.life
 	p.cancel()
 	p.forming = phalanx.Generation{}
+	workers := p.endRing(g)
 	left := func() {
-		if d.life == l {
-			d.run(l.machine.Step(elastic.WorkersLeft{Generation: g}))
-		}
+		d.ends.Go(func() {
+			<-workers // the engine's workers check at every chunk
+			d.post(func() {
+				if d.life == l {
+					d.run(l.machine.Step(elastic.WorkersLeft{Generation: g}))
+				}
+			})
+		})
 	}
 	if x := p.proc; x != nil && x.life == l && g.Less(x.Generation) {
 		d.later(left) // see form
@@ -308,8 +317,9 @@ func (p *plainRun) ended(x *plainProcess, how string, code int) {
 		return
 	}
 	x.over, x.Exit, x.Asked = true, &code, !x.stopping.IsZero()
-	x.trainer.kill() // what it forked goes with it
-	if p.proc == x { // else the record is of a newer one
+	x.trainer.kill()                // what it forked goes with it
+	d.engine.AbortAll(x.Generation) // others may wait for it
+	if p.proc == x {                // else the record is of a newer one
 		if err := x.save(d.paths, d.cfg.Index); err != nil {
 			d.log.Warn("a daemon that comes back will not know how the trainer ended", "error", err)
 		}
@@ -373,6 +383,7 @@ func (p *plainRun) adopt(l *life) {
 		return // what it means follows from the generation, once that is known
 	}
 	x.trainer = trainerProcess{system: d.paths.system, pid: x.PID, start: x.Start}
+	p.adoptRing(x)
 	if membership.Alive(x.PID, x.Start) {
 		p.show(x)
 	} else {

@@ -43,7 +43,7 @@ func (d *Daemon) plainEnv(world *phalanx.World, at string, store int, token stri
 	}
 	g, size := world.Generation, strconv.Itoa(world.Size())
 	env := []string{
-		"PHALANX_JOB=" + d.cfg.Job, "PHALANX_MEMBER=" + string(d.me()), "PHALANX_GENERATION=" + g.String(), "PHALANX_START=" + token,
+		"PHALANX_SOCKET=" + d.paths.Socket(d.cfg.Index), "PHALANX_JOB=" + d.cfg.Job, "PHALANX_MEMBER=" + string(d.me()), "PHALANX_GENERATION=" + g.String(), "PHALANX_START=" + token,
 		"RANK=" + strconv.Itoa(int(seat.Rank)), "WORLD_SIZE=" + size, "LOCAL_RANK=" + strconv.Itoa(localRank), "LOCAL_WORLD_SIZE=" + strconv.Itoa(localSize),
 		"GROUP_RANK=" + strconv.Itoa(slices.Index(hosts, d.cfg.Host)), "GROUP_WORLD_SIZE=" + strconv.Itoa(len(hosts)),
 		"ROLE_NAME=" + cmp.Or(d.cfg.Role, "default"), "ROLE_RANK=" + strconv.Itoa(int(seat.Rank)), "ROLE_WORLD_SIZE=" + size,

@@ -144,7 +144,9 @@ func (d *Daemon) hello(h *wire.Hello) (*wire.Welcome, *wire.Error) {
 	l := d.life
 	switch {
 	case d.plain != nil:
-		return nil, &wire.Error{Message: "this job runs without the step protocol", Hint: "run it without --plain", Code: wire.CodeProtocol}
+		return d.plain.hello(h)
+	case h.Plain:
+		return nil, &wire.Error{Message: "this job has a step protocol", Hint: "run it with --plain, or say hello with spec and state", Code: wire.CodeProtocol}
 	case l == nil || l.died != nil:
 		return nil, &wire.Error{Message: "this incarnation has ended", Hint: "exit; a new trainer is started", Code: wire.CodeFenced}
 	case l.helloPID != 0 && !d.paths.system.Alive(l.helloPID, l.helloStart): // its end is about to be heard of

@@ -44,6 +44,8 @@ type Hello struct {
 	Client       string               `json:"client"`        // "go" or "python"
 	// Plain is set by a trainer of a job without the step protocol, which wants collectives only. It has no spec and no state.
 	Plain bool `json:"plain,omitempty"`
+	// Groups is how many groups of ranks a trainer with steps makes at a time, at most 64. A plain one may make 64.
+	Groups int `json:"groups,omitempty"`
 }
 
 // Welcome is the daemon's answer: where everything is.

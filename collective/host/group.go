@@ -160,6 +160,11 @@ func (f *formation) enroll(id uint64, ranks []phalanx.Rank) (*worker, error) {
 	if id == 0 || !slices.Contains(ranks, f.self.Rank) {
 		return nil, fmt.Errorf("own rank %d is not one of %v: %w", f.self.Rank, ranks, ErrInvalid)
 	}
+	for i := range lanes(f.self.Board) {
+		if laneOf(f.self.Board, i).holds(f.gen, id) {
+			return nil, fmt.Errorf("it ended with the daemon that had made it: %w", phalanx.ErrStaleGeneration)
+		}
+	}
 	lane, err := f.freeLane()
 	if err != nil {
 		return nil, err
@@ -192,7 +197,8 @@ func (f *formation) freeLane() (int, error) {
 	}
 	n := lanes(f.self.Board)
 	for i := range n {
-		if used[i] == nil {
+		// What the daemon before this one has left of the generation says that a group is dead, and stays.
+		if used[i] == nil && laneOf(f.self.Board, i).load(wordOf) != stampOf(f.gen, 0)|1 {
 			return i, nil
 		}
 	}

@@ -27,6 +27,9 @@ func GroupBytes(lanes int) int64 {
 	return courierBytes + int64(lanes)*laneBytes
 }
 
+// Lanes is how many groups a member with this board can have.
+func Lanes(board []byte) int { return lanes(board) }
+
 // lanes is how many a board has.
 func lanes(b []byte) int {
 	return min(max(0, len(b)-BoardBytes-courierBytes)/laneBytes, MaxGroups)

@@ -270,6 +270,7 @@ class Client:
             "state": [tensor_info(t) for t in state],
             "segment_bytes": self.segment_bytes,
             "client": "python",
+            "groups": 64,
         }
         if pinned >= 0:
             hello["coordinate"] = pinned

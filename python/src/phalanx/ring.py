@@ -134,7 +134,8 @@ class Ring:
             return  # a world of one has one group
         body: dict[str, Any] = {"id": group, "ranks": list(ranks)}
         if generation is not None:
-            body["generation"] = {"epoch": generation[0], "number": generation[1]}
+            epoch, number = generation
+            body["generation"] = f"{epoch}.{number}" if epoch else number
         ask(self._socket, "POST", "/v1/group", body, timeout)
 
     def post(
