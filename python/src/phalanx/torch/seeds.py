@@ -49,9 +49,11 @@ def applying(seed: int, step: int) -> int:
 
 
 def seed_all(key: int) -> None:
-    """Seeds the default generators of Python, torch (all devices) and, where it is loaded, numpy."""
+    """Seeds the default generators of Python, torch (the CPU's and those of GPUs in use) and, where it is loaded, numpy."""
     random.seed(key)
-    torch.manual_seed(key)
+    torch.default_generator.manual_seed(key)
+    if torch.cuda.is_initialized():  # torch.manual_seed would note a stack for later, which takes a millisecond
+        torch.cuda.manual_seed_all(key)
     numpy = sys.modules.get("numpy")
     if numpy is not None:
         numpy.random.seed(key & 0xFFFFFFFF)
