@@ -250,6 +250,8 @@ var elsewhere = map[string]string{
 	"slab-served":      "TestMixedSources",
 	"share-taken-over": "TestHostWithoutItsStore",
 
+	"second-save-announced": "TestKillsWithBothSlabsFull",
+
 	"checkpoints-forgotten": "TestLeaderDiesWhileItRetains",
 	"plain-start":           "TestPlainDaemonDiesAtStart",
 }

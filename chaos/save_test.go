@@ -233,6 +233,26 @@ func TestMaxHostBytes(t *testing.T) {
 		if m.HostBytes < 1<<20 || m.HostBytes > 32<<20 {
 			t.Errorf("%s uses %d bytes of host memory of its 32 MiB", m.Member, m.HostBytes)
 		}
+		if m.Slabs != 1 {
+			t.Errorf("%s has %d slabs", m.Member, m.Slabs)
+		}
+	}
+	least := s.Members[0].HostBytes // without what a save needs for a while
+	j.until("more steps", func(n *node.Status) bool {
+		if b := n.Members[0].HostBytes; b > 0 {
+			least = min(least, b)
+		}
+		return n.Step >= 30
+	})
+	j.finish()
+	// What one slab needs is there, a second one does not fit: it is left out, and said so.
+	j = newJob(t, 2, 40, 10*time.Millisecond)
+	j.flags = []string{"--save-every", "20", "--slabs", "2", "--max-host-bytes", strconv.FormatInt(2*least+(128<<10), 10)}
+	j.run()
+	s = j.until("a step is published", func(n *node.Status) bool { return n.Published != nil })
+	notes := strings.Join(s.Notes, "\n")
+	if s.Members[0].Slabs != 1 || !strings.Contains(notes, "no second slab: it takes") || !strings.Contains(notes, "more than --max-host-bytes leaves") {
+		t.Errorf("%d slabs, notes: %s", s.Members[0].Slabs, notes)
 	}
 	j.finish()
 }

@@ -22,7 +22,7 @@ type Client struct {
 	plan    segmentPlan
 	m       Memory
 	page    *wire.Page
-	slab    *wire.Slab // nil: no staging
+	slabs   []*wire.Slab // none: no staging
 	closes  []func() error
 
 	// What the owner knows of itself; the page has copies for others.
@@ -75,14 +75,16 @@ func (c *Client) attach(cfg Config, infos []phalanx.TensorInfo, m Memory) error 
 	if c.m.BoottimeNS == nil {
 		c.m.BoottimeNS = wire.BoottimeNS
 	}
-	if m.Slab != nil {
+	for _, memory := range m.Slabs {
 		layout, err := wire.LayoutSlab(infos)
 		if err != nil {
 			return err
 		}
-		if c.slab, err = wire.NewSlab(m.Slab, layout); err != nil {
+		slab, err := wire.NewSlab(memory, layout)
+		if err != nil {
 			return err
 		}
+		c.slabs = append(c.slabs, slab)
 	}
 	c.coordinate, c.daemonSeen = wire.AnyCoordinate, time.Now()
 	c.fold.c = c

@@ -62,7 +62,7 @@ type Memory struct {
 	Own     wire.Bell // the trainer's
 	Daemon  wire.Bell
 	Segment []byte
-	Slab    []byte // nil: the job does not stage
+	Slabs   [][]byte // by turns; none: the job does not stage
 	// TrainerStart is the start time of this process; fields with another one are void.
 	TrainerStart uint64
 	// Alive says whether a daemon runs, nil means wire.Alive.

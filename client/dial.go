@@ -52,7 +52,7 @@ func (c *Client) Hello(ctx context.Context, cfg Config) error {
 	p := c.process
 	welcome, err := c.sayHello(ctx, wire.Hello{
 		PID: p.PID, Start: p.Start, ProtocolMin: wire.Protocol, ProtocolMax: wire.Protocol, Spec: cfg.Spec, State: infos,
-		SegmentBytes: planSegment(cfg).bytes, Client: "go",
+		SegmentBytes: planSegment(cfg).bytes, Client: "go", Slabs: wire.MaxSlabs,
 	})
 	if err != nil {
 		return fmt.Errorf("hello: %w", err)
@@ -163,13 +163,17 @@ func (c *Client) mapMemory(w wire.Welcome, log *slog.Logger) (Memory, error) {
 	}
 	c.closes = append(c.closes, segment.Unmap)
 	m.Segment = segment.Bytes()
-	if w.Slab != "" {
-		slab, err := c.process.Memory.OpenRegion(w.Slab, true)
+	slabs := w.Slabs
+	if len(slabs) == 0 && w.Slab != "" {
+		slabs = []string{w.Slab}
+	}
+	for _, path := range slabs {
+		slab, err := c.process.Memory.OpenRegion(path, true)
 		if err != nil {
 			return Memory{}, err
 		}
 		c.closes = append(c.closes, slab.Unmap, populate(slab, log))
-		m.Slab = slab.Bytes()
+		m.Slabs = append(m.Slabs, slab.Bytes())
 	}
 	return m, nil
 }

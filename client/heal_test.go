@@ -204,17 +204,17 @@ func TestStagingEndsBeforeApplying(t *testing.T) {
 		// The save is held back by the abort flag's owner only: here the copy is fast, so look at the order on the page.
 		r.beforeApply = func() {
 			s, _ := r.page.ReadStaged()
-			h, _ := r.Client.slab.ReadHeader()
+			h, _ := r.Client.slabs[0].ReadHeader()
 			if !s.OK || s.Sequence != 7 || s.Step != 1 || h.State != wire.SlabStateFull || h.LabelStep != 1 || r.staging != nil {
 				r.Errorf("the optimizer of step 2 runs: staged %+v, slab %+v", s, h)
 			}
-			if w := kernels.F32s(r.Client.slab.Tensor(0)); !slices.Equal(w, r.w) || kernels.I64s(r.Client.slab.Tensor(1))[0] != 1 {
+			if w := kernels.F32s(r.Client.slabs[0].Tensor(0)); !slices.Equal(w, r.w) || kernels.I64s(r.Client.slabs[0].Tensor(1))[0] != 1 {
 				r.Errorf("the slab holds %v", w)
 			}
 		}
 		r.step(1, digest1)
-		h, _ := r.Client.slab.ReadHeader()
-		if want := (phalanx.Label{Step: 1, Generation: generation(1), Digest: digest1}); h.Label() != want || h.Sequence != 7 || h.LayoutHash != r.Client.slab.Layout().Hash {
+		h, _ := r.Client.slabs[0].ReadHeader()
+		if want := (phalanx.Label{Step: 1, Generation: generation(1), Digest: digest1}); h.Label() != want || h.Sequence != 7 || h.LayoutHash != r.Client.slabs[0].Layout().Hash {
 			r.Errorf("slab header %+v", h)
 		}
 		r.beforeApply = nil
@@ -238,13 +238,51 @@ func TestStagingEndsBeforeApplying(t *testing.T) {
 	})
 }
 
+// Saves go into the slabs by turns, as their sequences say. What the other slab holds stays.
+func TestTwoSlabs(t *testing.T) {
+	inBubble(t, func(r *rig) {
+		second, err := wire.NewSlab(kernels.Bytes(make([]uint64, 1024)), r.slabs[0].Layout())
+		if err != nil {
+			r.Fatal(err)
+		}
+		r.slabs = append(r.slabs, second)
+		r.seat(wire.ActionRun, 1, phalanx.Label{})
+		held := func() (steps [2]phalanx.Step) {
+			for i, s := range r.slabs {
+				if h, _ := s.ReadHeader(); h.State == wire.SlabStateFull {
+					steps[i] = h.LabelStep
+				}
+			}
+			return steps
+		}
+		for _, c := range []struct {
+			step     phalanx.Step
+			sequence uint64
+			want     [2]phalanx.Step
+		}{{1, 7, [2]phalanx.Step{0, 1}}, {2, 8, [2]phalanx.Step{2, 1}}, {3, 10, [2]phalanx.Step{3, 1}}} {
+			r.step(1, digest1)
+			r.page.WriteSave(wire.Save{Step: c.step, Sequence: c.sequence})
+			staged := r.begin()
+			for s, _ := r.page.ReadStaged(); s.Sequence != c.sequence; s, _ = r.page.ReadStaged() {
+				r.own.Wait(r.own.Count(), waitSlice)
+			}
+			if !staged.ended() {
+				r.Fatal("begin waits")
+			}
+			if s, _ := r.page.ReadStaged(); !s.OK || s.Step != c.step || held() != c.want {
+				r.Errorf("save %d of step %d: staged %+v, the slabs hold %v, want %v", c.sequence, c.step, s, held(), c.want)
+			}
+		}
+	})
+}
+
 // A staging that runs is joined by apply, ended without result by a heal, and given up by an abort.
 func TestStagingAbort(t *testing.T) {
 	inBubble(t, func(r *rig) {
-		s := &staging{sequence: 3, done: make(chan struct{})}
+		s := &staging{sequence: 3, slab: r.slabs[0], done: make(chan struct{})}
 		s.abort.Store(true)
 		r.stage(s, r.Client.applied)
-		h, _ := r.Client.slab.ReadHeader()
+		h, _ := r.Client.slabs[0].ReadHeader()
 		if got, _ := r.page.ReadStaged(); got.OK || got.Sequence != 3 || h.State != wire.SlabStateFree {
 			r.Errorf("staged %+v, slab %+v", got, h)
 		}

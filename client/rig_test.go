@@ -61,7 +61,7 @@ func newRig(t *testing.T) *rig {
 	r.slab = kernels.Bytes(make([]uint64, 1024))
 	var err error
 	r.daemonAlive.Store(true)
-	r.Client, err = Attach(cfg, Memory{Page: r.page, Own: r.own, Daemon: r.daemon, Segment: r.segment, Slab: r.slab, TrainerStart: testStart,
+	r.Client, err = Attach(cfg, Memory{Page: r.page, Own: r.own, Daemon: r.daemon, Segment: r.segment, Slabs: [][]byte{r.slab}, TrainerStart: testStart,
 		Alive: func(int, uint64) bool { return r.daemonAlive.Load() }})
 	if err != nil {
 		t.Fatal(err)

@@ -15,10 +15,11 @@ import (
 // stageChunk is how many bytes are copied between two looks at an abort.
 const stageChunk = 4 << 20
 
-// staging is one copy of the state into the slab. Its goroutine is the only writer of the slab and of T_STAGED until done
+// staging is one copy of the state into a slab. Its goroutine is the only writer of the slab and of T_STAGED until done
 // is closed; the owner starts it, and joins it before the state changes.
 type staging struct {
 	sequence uint64
+	slab     *wire.Slab
 	abort    atomic.Bool
 	done     chan struct{} // closed at the end
 }
@@ -49,13 +50,13 @@ func (c *Client) serveSave() {
 		return
 	}
 	switch {
-	case save.Abort || c.slab == nil || c.torn || !c.applied.Valid || c.applied.Step > save.Step:
+	case save.Abort || len(c.slabs) == 0 || c.torn || !c.applied.Valid || c.applied.Step > save.Step:
 		c.answer = save.Sequence
 		c.page.WriteStaged(wire.Staged{Sequence: save.Sequence, Step: save.Step})
 		c.m.Daemon.Ring()
 	case c.applied.Step == save.Step:
 		c.answer = save.Sequence
-		c.staging = &staging{sequence: save.Sequence, done: make(chan struct{})}
+		c.staging = &staging{sequence: save.Sequence, slab: c.slabs[wire.SlabOf(save.Sequence, len(c.slabs))], done: make(chan struct{})}
 		go c.stage(c.staging, c.applied)
 	}
 }
@@ -65,15 +66,15 @@ func (c *Client) stage(s *staging, applied wire.Applied) {
 	defer close(s.done)
 	header := wire.SlabHeader{
 		LabelGeneration: applied.Generation, LabelStep: applied.Step, LabelDigest: applied.Digest, Coordinate: applied.Coordinate,
-		Sequence: s.sequence, State: wire.SlabStateFilling, LayoutHash: c.slab.Layout().Hash,
+		Sequence: s.sequence, State: wire.SlabStateFilling, LayoutHash: s.slab.Layout().Hash,
 	}
-	c.slab.WriteHeader(header)
+	s.slab.WriteHeader(header)
 	ok := c.copyState(s, copiers(runtime.GOMAXPROCS(0)))
 	header.State = wire.SlabStateFull
 	if !ok {
 		header.State = wire.SlabStateFree
 	}
-	c.slab.WriteHeader(header)
+	s.slab.WriteHeader(header)
 	failpoint.Here("client-staged")
 	c.page.WriteStaged(wire.Staged{Sequence: s.sequence, Step: applied.Step, OK: ok, Generation: applied.Generation, Digest: applied.Digest, Coordinate: applied.Coordinate})
 	c.m.Daemon.Ring()
@@ -89,7 +90,7 @@ func (c *Client) copyState(s *staging, copiers int) bool {
 	type piece struct{ from, to []byte }
 	var pieces []piece
 	for i := range c.cfg.State {
-		from, to := c.cfg.State[i].Data, c.slab.Tensor(i)
+		from, to := c.cfg.State[i].Data, s.slab.Tensor(i)
 		for len(to) > 0 {
 			n := min(len(to), stageChunk)
 			pieces = append(pieces, piece{from[:n], to[:n]})

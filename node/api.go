@@ -385,6 +385,7 @@ func (d *Daemon) publishView(now time.Time) {
 	}
 	v.Notes = append(v.Notes, d.hindrances()...)
 	v.Notes = append(v.Notes, d.storeTroubles(now)...)
+	v.Notes = append(v.Notes, d.oneSlabs()...)
 	if !d.niced {
 		v.Notes = append(v.Notes, "daemons run at the trainers' priority: nice -5 is not allowed here")
 	}
@@ -441,7 +442,7 @@ func (d *Daemon) memberStatus(m *elastic.Member, servers []consensus.Server) Mem
 				out.DaemonPID = v.peer.DaemonPID
 			}
 			if r := v.report; r != nil && r.Incarnation == m.Incarnation {
-				out.TrainerPID, out.Local, out.HostBytes = r.TrainerPID, r.Local, r.HostBytes
+				out.TrainerPID, out.Local, out.HostBytes, out.Slabs = r.TrainerPID, r.Local, r.HostBytes, r.SlabCount
 				if r.Possession.Holds {
 					out.Step = max(out.Step, r.Possession.Label.Step)
 				}

@@ -36,6 +36,7 @@ type Config struct {
 	// SaveFailure says what becomes of the job when saves fail; zero: it goes on.
 	SaveFailure SaveFailure
 	CopyRate    int64 // bytes a second that this member reads for a copy of another host's slab; 0: any
+	Slabs       int   // whole states that a member stages by turns, 1 or 2; 0: 1
 	MaxHost     int64 // bytes of memory that the members of this host may use besides the trainers' own; 0: any
 
 	Keep      int           // newest checkpoints to keep

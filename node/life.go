@@ -5,6 +5,7 @@ package node
 import (
 	"errors"
 	"fmt"
+	"os"
 	"sync/atomic"
 	"time"
 
@@ -30,11 +31,10 @@ type life struct {
 	who     phalanx.Incarnate
 	page    *wire.Page
 	segment *wire.Region
-	slab    *wire.Region
 	board   *wire.Region
 	layout  []phalanx.TensorInfo
-	slabs   *wire.Slab
-	ring    int64 // offset of the daemon's part of the segment
+	slabs   []ownSlab // of the state, in the order of slabKinds
+	ring    int64     // offset of the daemon's part of the segment
 	machine *elastic.Machine
 	trainer *trainerProcess
 	// hello is the trainer's identity on the page; zero before its hello. It may be a child of the started process.
@@ -58,7 +58,17 @@ type life struct {
 	ringOf     *plainRing  // of a plain trainer that has said hello
 	groups     []*madeGroup
 	aborts     [wire.AbortCount]uint64 // how often each T_ABORT was written when it was looked at
+	oneSlab    string                  // why it has one slab although two were asked for
 }
+
+// ownSlab is memory of a life for one whole state.
+type ownSlab struct {
+	*wire.Slab
+	region *wire.Region
+}
+
+// slabKinds are the files of a life's slabs. A life without the second one has one.
+var slabKinds = []string{"slab", "slab1"}
 
 // newLife makes the shared memory of an incarnation that was never used.
 func newLife(paths Paths, index int, who phalanx.Incarnate) (*life, error) {
@@ -159,20 +169,34 @@ func (l *life) openSlab(paths Paths, index int, layout []phalanx.TensorInfo) err
 	if err != nil {
 		return err
 	}
-	r, err := paths.memory.OpenRegion(paths.Shared(index, l.who.Incarnation, "slab"), true)
-	if err != nil {
-		return fmt.Errorf("take over the slab: %w", err)
+	if room := int64(len(layout))*digestSize + 4095; l.ring < room&^4095 {
+		return fmt.Errorf("take over the slab: no room for the digests of %d tensors in the segment", len(layout))
 	}
-	s, err := wire.NewSlab(r.Bytes(), place)
-	if room := int64(len(layout))*digestSize + 4095; err == nil && l.ring < room&^4095 {
-		err = fmt.Errorf("take over the slab: no room for the digests of %d tensors in the segment", len(layout))
+	var slabs []ownSlab
+	for _, kind := range slabKinds {
+		var s *wire.Slab
+		r, err := paths.memory.OpenRegion(paths.Shared(index, l.who.Incarnation, kind), true)
+		if len(slabs) > 0 && errors.Is(err, os.ErrNotExist) {
+			break
+		}
+		if err == nil {
+			s, err = wire.NewSlab(r.Bytes(), place)
+			slabs = append(slabs, ownSlab{s, r})
+		}
+		if err != nil { // without one of two nobody knows where its trainer stages to
+			unmapSlabs(slabs)
+			return fmt.Errorf("take over the slab: %w", err)
+		}
 	}
-	if err != nil {
-		_ = r.Unmap()
-		return err
-	}
-	l.slab, l.slabs, l.layout = r, s, layout
+	l.slabs, l.layout = slabs, layout
 	return nil
+}
+
+func unmapSlabs(slabs []ownSlab) (errs []error) {
+	for _, s := range slabs {
+		errs = append(errs, s.region.Unmap())
+	}
+	return errs
 }
 
 // needs is the host memory that a trainer's hello asks for, by part.
@@ -208,10 +232,8 @@ func (l *life) outfit(paths Paths, index int, hello *wire.Hello) (err error) {
 	if l.board, err = paths.memory.CreateRegion(paths.Shared(index, n, "board"), boardBytes(hello)); err != nil {
 		return err
 	}
-	if l.slab, err = paths.memory.CreateRegion(paths.Shared(index, n, "slab"), place.Total); err != nil {
-		return err
-	}
-	if l.slabs, err = wire.NewSlab(l.slab.Bytes(), place); err != nil {
+	l.slabs = nil
+	if err := l.addSlab(paths, index, place); err != nil {
 		return err
 	}
 	l.layout = hello.State
@@ -219,6 +241,37 @@ func (l *life) outfit(paths Paths, index int, hello *wire.Hello) (err error) {
 	l.spec = &spec
 	l.helloPID, l.helloStart = hello.PID, hello.Start
 	return nil
+}
+
+// addSlab makes memory for one more whole state.
+func (l *life) addSlab(paths Paths, index int, place wire.SlabLayout) error {
+	r, err := paths.memory.CreateRegion(paths.Shared(index, l.who.Incarnation, slabKinds[len(l.slabs)]), place.Total)
+	if err != nil {
+		return err
+	}
+	s, err := wire.NewSlab(r.Bytes(), place)
+	if err != nil {
+		return errors.Join(err, r.Unmap())
+	}
+	l.slabs = append(l.slabs, ownSlab{s, r})
+	return nil
+}
+
+// slabBytes is the size of each slab, 0 without one.
+func (l *life) slabBytes() int64 {
+	if len(l.slabs) == 0 {
+		return 0
+	}
+	return int64(len(l.slabs[0].region.Bytes()))
+}
+
+// slabPaths are the files of the slabs.
+func (l *life) slabPaths(paths Paths, index int) []string {
+	var out []string
+	for i := range l.slabs {
+		out = append(out, paths.Shared(index, l.who.Incarnation, slabKinds[i]))
+	}
+	return out
 }
 
 // digestOffset is where the expected digests of a heal lie in the segment.
@@ -239,9 +292,7 @@ func (l *life) identify(system System, index int, leaving bool) {
 	if l.segment != nil {
 		v.SegmentBytes = int64(len(l.segment.Bytes()))
 	}
-	if l.slab != nil {
-		v.SlabBytes = int64(len(l.slab.Bytes()))
-	}
+	v.SlabBytes = l.slabBytes()
 	if leaving {
 		v.State = wire.LifeLeaving
 	}
@@ -306,20 +357,23 @@ func (l *life) readTrainer() elastic.Trainer {
 	return t
 }
 
-// slabLabels are the states that the slab holds whole.
-func (l *life) slabLabels() []phalanx.Label {
-	if l.slabs == nil {
-		return nil
+// slabLabels are the states that the slabs hold whole.
+func (l *life) slabLabels() (out []phalanx.Label) {
+	for _, s := range l.slabs {
+		if label, whole := wholeLabel(s.Slab); whole {
+			out = append(out, label)
+		}
 	}
-	return wholeLabels(l.slabs)
+	return out
 }
 
-func wholeLabels(s *wire.Slab) []phalanx.Label {
+// wholeLabel is the label of the state that a slab holds whole.
+func wholeLabel(s *wire.Slab) (label phalanx.Label, whole bool) {
 	h, n := s.ReadHeader()
 	if n == 0 || h.State != wire.SlabStateFull || h.LayoutHash != s.Layout().Hash {
-		return nil
+		return phalanx.Label{}, false
 	}
-	return []phalanx.Label{h.Label()}
+	return h.Label(), true
 }
 
 // unmap lets the shared memory go. The files stay until the log calls the incarnation gone.
@@ -330,12 +384,13 @@ func (l *life) unmap() error {
 		errs = append(errs, l.ringOf.unmap())
 		l.ringOf = nil
 	}
-	for _, r := range []*wire.Region{l.segment, l.slab, l.board} {
+	for _, r := range []*wire.Region{l.segment, l.board} {
 		if r != nil {
 			errs = append(errs, r.Unmap())
 		}
 	}
-	l.segment, l.slab, l.board, l.slabs = nil, nil, nil, nil
+	errs = append(errs, unmapSlabs(l.slabs)...)
+	l.segment, l.board, l.slabs = nil, nil, nil
 	errs = append(errs, l.page.Unmap())
 	return errors.Join(errs...)
 }

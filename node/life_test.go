@@ -181,9 +181,18 @@ func TestOutfitIsFoundAgain(t *testing.T) {
 		t.Errorf("a new slab holds %v", got)
 	}
 	label := phalanx.Label{Step: 4, Generation: phalanx.Generation{Epoch: 1, Number: 1}, Digest: phalanx.Digest{7, 8}}
-	l.slabs.WriteHeader(wire.SlabHeader{State: wire.SlabStateFull, LayoutHash: l.slabs.Layout().Hash, LabelStep: label.Step, LabelGeneration: label.Generation, LabelDigest: label.Digest})
+	l.slabs[0].WriteHeader(wire.SlabHeader{State: wire.SlabStateFull, LayoutHash: l.slabs[0].Layout().Hash, LabelStep: label.Step, LabelGeneration: label.Generation, LabelDigest: label.Digest})
 	if got := l.slabLabels(); !slices.Equal(got, []phalanx.Label{label}) {
 		t.Errorf("the slab holds %v, want %s", got, label)
+	}
+	if err := l.addSlab(p, 2, l.slabs[0].Layout()); err != nil {
+		t.Fatal(err)
+	}
+	second := label
+	second.Step = 6
+	l.slabs[1].WriteHeader(wire.SlabHeader{State: wire.SlabStateFull, LayoutHash: l.slabs[1].Layout().Hash, LabelStep: second.Step, LabelGeneration: label.Generation, LabelDigest: label.Digest})
+	if got := l.slabLabels(); !slices.Equal(got, []phalanx.Label{label, second}) {
+		t.Errorf("the slabs hold %v", got)
 	}
 	ring := l.ring
 	unmap(t, l)
@@ -202,21 +211,25 @@ func TestOutfitIsFoundAgain(t *testing.T) {
 	if err := again.openSlab(p, 2, layout()); err != nil {
 		t.Fatal(err)
 	}
-	if got := again.slabLabels(); !slices.Equal(got, []phalanx.Label{label}) {
-		t.Errorf("the adopted slab holds %v", got)
+	if got := again.slabLabels(); !slices.Equal(got, []phalanx.Label{label, second}) {
+		t.Errorf("the adopted slabs hold %v", got)
 	}
-	old, err := openOldSlab(p, 2, 5, layout())
-	if err != nil || old.label != label {
-		t.Fatalf("the slab of an earlier life: %+v, %v", old, err)
+	again.slabs[0].WriteHeader(wire.SlabHeader{State: wire.SlabStateFilling}) // killed while it staged
+	old := openOldSlabs(p, 2, 5, layout())
+	if len(old) != 1 || old[0].label != second || old[0].life != 5 {
+		t.Fatalf("the slabs of an earlier life: %+v", old)
 	}
-	if err := old.region.Unmap(); err != nil {
+	if err := old[0].region.Unmap(); err != nil {
 		t.Error(err)
 	}
-	if _, err := openOldSlab(p, 2, 5, layout()[:1]); err == nil {
+	if old := openOldSlabs(p, 2, 5, layout()[:1]); len(old) > 0 {
 		t.Error("a slab of another layout is taken")
 	}
-	if _, err := openOldSlab(p, 2, 6, layout()); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("a slab that never was: %v", err)
+	if old := openOldSlabs(p, 2, 6, layout()); len(old) > 0 {
+		t.Error("a slab that never was is taken")
+	}
+	if p.Remove(2, 5); len(openOldSlabs(p, 2, 5, layout())) > 0 {
+		t.Error("slabs are left")
 	}
 }
 

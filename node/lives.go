@@ -40,9 +40,12 @@ func (d *Daemon) adopt() error {
 	if err := l.openSlab(d.paths, d.cfg.Index, d.state.State); err != nil {
 		d.log.Debug("no slab to take over", "error", err)
 	}
-	if l.slab != nil && l.segment != nil { // it fitted when it was made
-		slab := int64(len(l.slab.Bytes()))
-		_ = d.memory.admit(outfitBytes(int64(len(l.segment.Bytes())), host.BoardBytes, slab, slab))
+	if len(l.slabs) > 0 && l.segment != nil { // it fitted when it was made
+		slab := l.slabBytes()
+		_ = d.memory.admit(outfitBytes(int64(len(l.segment.Bytes())), host.BoardBytes, int64(len(l.slabs))*slab, slab))
+		if d.cfg.Slabs > len(l.slabs) {
+			l.oneSlab = "no second slab: its trainer has begun with one"
+		}
 	}
 	switch {
 	case l.broken != nil: // its page is whole, so its promises hold; a trainer cannot be served

@@ -85,6 +85,22 @@ func (m *hostMemory) String() string {
 	return fmt.Sprintf("%d bytes are allowed for each member, %s", m.limit, strings.Join(words, ", "))
 }
 
+// grow counts so much more of a part, if what was admitted leaves it: what comes and goes, like copies, gives way.
+func (m *hostMemory) grow(admitted map[string]int64, part string, bytes int64) error {
+	if m == nil {
+		return nil
+	}
+	var need int64
+	for _, n := range admitted {
+		need += n
+	}
+	if m.limit > 0 && bytes > m.limit-need {
+		return fmt.Errorf("it takes %d bytes, %d more than --max-host-bytes leaves: %s", bytes, bytes-(m.limit-need), m)
+	}
+	m.set(part, admitted[part]+bytes)
+	return nil
+}
+
 // outfitBytes is what a member needs at least to train and to save a state: of the writer's buffers, those for one object at a time.
 func outfitBytes(segment, board, slab, state int64) map[string]int64 {
 	return map[string]int64{partSegment: segment, partBoard: board, partSlab: slab, partBuffers: bufferBytes(1, state)}

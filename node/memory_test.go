@@ -35,8 +35,20 @@ func TestHostMemory(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), "635437056") || !strings.Contains(err.Error(), "slab 524288000") {
 		t.Errorf("%v", err)
 	}
+	two := newHostMemory(1200 * mib)
+	admitted := outfitBytes(100*mib, 2*mib, 500*mib, 500*mib)
+	if err := two.admit(admitted); err != nil {
+		t.Fatal(err)
+	}
+	two.set(partCopies, 500*mib) // gives way
+	if err := two.grow(admitted, partSlab, 500*mib); err != nil || two.used() != (606+500+500)*mib {
+		t.Errorf("a second slab: %v, %d MiB are used", err, two.used()/mib)
+	}
+	if err := m.grow(admitted, partSlab, 500*mib); err == nil || !strings.Contains(err.Error(), "takes 524288000 bytes, 111149056 more than --max-host-bytes leaves") {
+		t.Errorf("a second slab where 394 MiB are left: %v", err)
+	}
 	var none *hostMemory
-	if none.set("x", 1); !none.fits(1<<60) || none.used() != 0 || none.puts(1) != putsMost || none.admit(nil) != nil {
+	if none.set("x", 1); !none.fits(1<<60) || none.used() != 0 || none.puts(1) != putsMost || none.admit(nil) != nil || none.grow(nil, partSlab, 1<<60) != nil {
 		t.Error("without a limit nothing is refused")
 	}
 	if got := bufferBytes(4, 10); got != 50 {

@@ -85,6 +85,7 @@ type Report struct {
 	Ready      bool                 `json:"ready"` // the trainer has said hello
 	Possession elastic.Possession   `json:"possession"`
 	Slabs      []phalanx.Label      `json:"slabs,omitempty"`
+	SlabCount  int                  `json:"slab_count,omitempty"` // of the present life: that many saves can be under way; 0: one
 	Sealed     phalanx.Generation   `json:"sealed"`
 	Refused    elastic.Vote         `json:"refused"`
 	Voted      elastic.Vote         `json:"voted"`
@@ -108,6 +109,7 @@ type Report struct {
 	Niced      bool                 `json:"niced"`
 	Store      string               `json:"store,omitempty"` // for how long it has carried out nothing, and why
 	Note       string               `json:"note,omitempty"`
+	OneSlab    string               `json:"one_slab,omitempty"` // why there is one although two were asked for
 }
 
 // Sibling is what a daemon's kernel says about another member of the same host.
@@ -142,7 +144,8 @@ type SealAsk struct {
 // members do not bring them.
 type SaveAsk struct {
 	Attempt ckpt.Attempt   `json:"attempt"`
-	Ranks   []phalanx.Rank `json:"ranks"` // whose shares
+	Ranks   []phalanx.Rank `json:"ranks"`            // whose shares
+	Beside  []ckpt.Attempt `json:"beside,omitempty"` // other saves under way: they go on
 	Record  saveRecord     `json:"record"`
 }
 

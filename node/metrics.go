@@ -28,6 +28,7 @@ type meters struct {
 	published   prometheus.Counter
 	unpublished prometheus.Counter
 	takeovers   prometheus.Counter
+	skipped     *prometheus.CounterVec
 	evidence    *prometheus.CounterVec
 	starts      prometheus.Counter
 	store       *prometheus.HistogramVec
@@ -53,11 +54,15 @@ func newMeters(job string, member phalanx.MemberID, view func() *Status) *meters
 	m.published = prometheus.NewCounter(counter("phalanx_checkpoint_published_total", "Checkpoints published by this daemon as the leader."))
 	m.unpublished = prometheus.NewCounter(counter("phalanx_checkpoint_failed_total", "Saves that this daemon, as the leader, could not publish."))
 	m.takeovers = prometheus.NewCounter(counter("phalanx_checkpoint_takeovers_total", "Shares of saves that this daemon, as the leader, gave to another member."))
+	m.skipped = prometheus.NewCounterVec(counter("phalanx_checkpoint_skipped_total", "Saves that were not begun at their step, counted by this daemon as the leader."), []string{"reason"})
+	for _, why := range []skipReason{saveBusy, saveFailing, saveMissed} {
+		m.skipped.WithLabelValues(string(why)) // served from the start
+	}
 	m.evidence = prometheus.NewCounterVec(counter("phalanx_evidence_total", "Evidence in changes of the world."), []string{"kind"})
 	m.starts = prometheus.NewCounter(counter("phalanx_trainer_starts_total", "Starts of the member's trainer."))
 	m.store = prometheus.NewHistogramVec(histogram("phalanx_store_operation_duration_seconds", "Requests to the checkpoint store, each try by itself."), []string{"verb", "outcome"})
 	m.storeBytes = prometheus.NewCounterVec(counter("phalanx_store_bytes_total", "Bytes of objects that were written to or read from the checkpoint store."), []string{"verb"})
-	m.registry.MustRegister(m.store, m.storeBytes, m.steps, m.transitions, m.healed, m.heals, m.published, m.unpublished, m.takeovers, m.evidence, m.starts)
+	m.registry.MustRegister(m.store, m.storeBytes, m.steps, m.transitions, m.healed, m.heals, m.published, m.unpublished, m.takeovers, m.skipped, m.evidence, m.starts)
 	// What the process itself costs: memory, goroutines, descriptors, threads. A soak run looks for what grows.
 	prometheus.WrapRegistererWith(labels, m.registry).MustRegister(collectors.NewGoCollector(),
 		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))

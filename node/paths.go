@@ -83,7 +83,7 @@ func (p Paths) DaemonLog(id phalanx.MemberID) string {
 // Bells is the bells file of this host's members.
 func (p Paths) Bells() string { return filepath.Join(p.shm, "phalanx."+p.place+".bells") }
 
-// Shared is a file in shared memory of one life of a member: kind is page, seg, slab or board;
+// Shared is a file in shared memory of one life of a member: kind is page, seg, board or one of slabKinds;
 // of a plain trainer seg-GENERATION and board-GENERATION.
 func (p Paths) Shared(index int, n phalanx.Incarnation, kind string) string {
 	return filepath.Join(p.shm, fmt.Sprintf("phalanx.%s.%d.%d.%s", p.place, index, n, kind))
@@ -123,7 +123,7 @@ func (p Paths) SharedVersion() uint64 { return p.memory.Version(p.prefix()) }
 // Remove unlinks every file in shared memory of one life. Files are never truncated: others may still map them.
 func (p Paths) Remove(index int, n phalanx.Incarnation) {
 	p.removePlain(index, n)
-	for _, kind := range []string{"seg", "slab", "board", "page"} {
+	for _, kind := range append([]string{"seg", "board", "page"}, slabKinds...) {
 		_ = p.memory.Remove(p.Shared(index, n, kind)) // gone already is as good
 	}
 }

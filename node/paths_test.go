@@ -65,7 +65,7 @@ func TestLivesAreListedAndRemoved(t *testing.T) {
 		}
 	}
 	for _, n := range []phalanx.Incarnation{10, 2, 9} {
-		for _, kind := range []string{"page", "seg", "slab", "board"} {
+		for _, kind := range append([]string{"page", "seg", "board"}, slabKinds...) {
 			touch(p.Shared(1, n, kind))
 		}
 	}

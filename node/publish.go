@@ -16,21 +16,28 @@ import (
 	"phalanx/internal/failpoint"
 )
 
+// publishFirst publishes the earliest save when all of its shares are stored: commits are in the order of steps.
+func (p *publisher) publishFirst() {
+	if p.busy == nil && len(p.saves) > 0 && p.saves[0].written() == len(p.saves[0].shares) {
+		p.publish(p.saves[0])
+	}
+}
+
 // publish writes the commit object, then the log entry. Every wait inside has the attempt's deadline.
-func (p *publisher) publish() {
+func (p *publisher) publish(x *saving) {
 	d, s := p.d, p.d.state
-	attempt := *p.attempt
-	parts := make([]ckpt.PartRef, 0, len(p.shares))
-	for i := range p.shares {
-		parts = append(parts, p.shares[i].part)
+	attempt := x.attempt
+	parts := make([]ckpt.PartRef, 0, len(x.shares))
+	for i := range x.shares {
+		parts = append(parts, x.shares[i].part)
 	}
 	spec, err := json.Marshal(s.Spec)
 	if err != nil {
 		d.log.Error("spec not encoded", "error", err)
 		return
 	}
-	pub := ckpt.Publication{Attempt: attempt, Branch: uint64(s.Branch), Labels: p.labels, UnixNS: time.Now().UnixNano(), Spec: spec}
-	p.busy = true
+	pub := ckpt.Publication{Attempt: attempt, Branch: uint64(s.Branch), Labels: x.labels, UnixNS: time.Now().UnixNano(), Spec: spec}
+	p.busy = x
 	failpoint.Here("publishing")
 	d.ends.Go(func() {
 		ctx, cancel := context.WithTimeout(d.ctx, 2*time.Minute)
@@ -55,30 +62,35 @@ func (p *publisher) publish() {
 			if d.saver.pub != p {
 				return
 			}
-			p.busy, p.attempt = false, nil
+			p.busy = nil
+			p.remove(x)
 			if err != nil {
 				d.log.Warn("checkpoint not published", "step", uint64(attempt.Step), "error", err)
 				p.failed(err.Error())
 				if p.fencedBy = foreign(d.state, d.committed(), pub, err); p.fencedBy == "" {
-					p.handOver()
+					p.handOver(x)
 				}
 				return
 			}
 			failpoint.Here("published")
 			d.meters.published.Inc()
-			p.record = saveRecord{}
+			p.record = saveRecord{Skipped: p.record.Skipped}
 			p.newest, p.since = max(p.newest, attempt.Step), time.Now()
+			if len(p.saves) > 0 && !p.saves[0].begun.IsZero() {
+				p.since = p.saves[0].begun // intervals count from the newest save
+			}
 			d.log.Info("checkpoint published", "step", uint64(attempt.Step), "folder", attempt.Name())
 			p.prune()
+			p.publishFirst()
 		})
 	})
 }
 
 // handOver gives leadership away when the store fails for this daemon while others have written their shares: they may
 // publish. It is a wish: whoever leads next does the same if the store fails for it too.
-func (p *publisher) handOver() {
+func (p *publisher) handOver(x *saving) {
 	d := p.d
-	if !slices.ContainsFunc(p.shares, func(x share) bool { return len(x.writers) > 1 && x.writers[0].member == d.me() }) {
+	if !slices.ContainsFunc(x.shares, func(s share) bool { return len(s.writers) > 1 && s.writers[0].member == d.me() }) {
 		return
 	}
 	d.log.Warn("hands leadership over: the store fails here and not elsewhere")

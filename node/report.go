@@ -21,9 +21,10 @@ func (d *Daemon) sendReport(now time.Time) {
 	m := l.machine
 	r := &Report{
 		Incarnate: l.who, Seq: d.state.Seq, Generation: d.state.World.Generation, Local: m.State().String(),
-		Ready: d.trainerReady() && l.died == nil && d.failed == "", Possession: l.seen.Possession, Slabs: d.saver.slabs(),
+		Ready: d.trainerReady() && l.died == nil && d.failed == "", Possession: l.seen.Possession, Slabs: d.saver.slabs(), SlabCount: len(l.slabs),
 		Sealed: m.Sealed(), Refused: m.Refusal(), Voted: m.NewestVote(), Failed: d.failed, Leaving: d.leaving,
 		Finished: l.finished, Digest: l.digest, Siblings: d.siblingReports(now), Niced: d.niced, Note: d.hindered,
+		OneSlab: l.oneSlab,
 	}
 	r.TrainerPID = l.helloPID
 	if l.trainer != nil && r.TrainerPID == 0 {

@@ -169,6 +169,7 @@ type saveDue struct {
 	durable phalanx.Step // newest published
 	newest  phalanx.Step // newest published or given up
 	staged  phalanx.Step // newest that is whole in slabs
+	flying  phalanx.Step // newest of the saves under way before the one in question, 0 for none
 	wanted  phalanx.Step // asked for by a stop, 0 for none
 	every   phalanx.Step // interval in steps, 0 for one in time
 	elapsed bool         // the interval in time is over
@@ -178,14 +179,14 @@ type saveDue struct {
 func (x saveDue) step() phalanx.Step {
 	switch {
 	case x.at >= x.last:
-		if x.durable < x.last {
+		if max(x.durable, x.flying) < x.last {
 			return x.last
 		}
 		return 0
 	case x.staged > x.durable && x.staged > x.newest:
 		return x.staged // under an earlier leader or generation, or the store failed: nobody has to stage again
 	case x.wanted > 0:
-		if x.durable < x.wanted {
+		if max(x.durable, x.flying) < x.wanted {
 			return min(max(x.wanted, x.at+1), x.last)
 		}
 		return 0
@@ -195,6 +196,13 @@ func (x saveDue) step() phalanx.Step {
 		return min(x.at+3, x.last)
 	}
 	return 0
+}
+
+// after is what the choice rests on with one more save under way.
+func (x saveDue) after(step phalanx.Step) saveDue {
+	x.flying = max(x.flying, step)
+	x.newest = max(x.newest, step)
+	return x
 }
 
 // replaces reports whether a save that was announced gives way to that of another step. One that nobody has begun does when

@@ -191,6 +191,10 @@ func TestSaveDue(t *testing.T) {
 		{"the interval is over", saveDue{at: 25, last: 100, elapsed: true}, 28},
 		{"a stop", saveDue{at: 25, last: 100, every: 20, wanted: 26}, 26},
 		{"a stop whose step has passed", saveDue{at: 30, last: 100, wanted: 26}, 31},
+		{"beside one under way", saveDue{at: 25, last: 100, every: 20, staged: 20}.after(20), 40},
+		{"the last is under way", saveDue{at: 100, last: 100, every: 20, durable: 80, newest: 80}.after(100), 0},
+		{"a stop beside one under way", saveDue{at: 25, last: 100, every: 20, wanted: 26}.after(20), 26},
+		{"a stop that is under way", saveDue{at: 30, last: 100, every: 20, wanted: 26}.after(26), 0},
 		{"a stop that is saved", saveDue{at: 30, last: 100, every: 20, wanted: 26, durable: 26, newest: 26}, 0},
 	} {
 		if got := c.x.step(); got != c.want {

@@ -24,7 +24,7 @@ func (p *publisher) recoveryPoint() time.Time {
 // exhausted reports whether saves fail for longer than the user allows, and says so.
 func (p *publisher) exhausted(now time.Time) (words string, over bool) {
 	allowed, age := p.d.cfg.SaveFailure, now.Sub(p.recoveryPoint())
-	failing := p.record.Failures > 0 || p.attempt != nil && !p.begun.IsZero() && now.Sub(p.begun) > allowed.Older
+	failing := p.record.Failures > 0 || len(p.saves) > 0 && !p.saves[0].begun.IsZero() && now.Sub(p.saves[0].begun) > allowed.Older
 	switch {
 	case allowed.After > 0 && p.record.Failures >= allowed.After:
 		words = fmt.Sprintf("%d saves in a row have failed", p.record.Failures)

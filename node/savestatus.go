@@ -51,7 +51,7 @@ func (s *saver) status(now time.Time) *SavesStatus {
 	if d.plain != nil || d.state.Spec == nil {
 		return nil
 	}
-	out := &SavesStatus{Failures: s.record.Failures, Trouble: s.record.Trouble, Policy: d.cfg.SaveFailure.String()}
+	out := &SavesStatus{Failures: s.record.Failures, Trouble: s.record.Trouble, Policy: d.cfg.SaveFailure.String(), Skipped: s.record.Skipped}
 	since := d.cfg.Started
 	if p := d.state.NewestPublished(); p != nil {
 		out.RecoveryPoint, since = p.Step, time.Unix(0, p.UnixNS)
@@ -61,13 +61,15 @@ func (s *saver) status(now time.Time) *SavesStatus {
 	}
 	out.Levels = s.levels(now)
 	p := s.pub
-	if p == nil || p.attempt == nil {
+	if p == nil {
 		return out
 	}
-	x := &SaveStatus{Step: p.attempt.Step, Waiting: p.begun.IsZero(), Shares: len(p.shares), Stored: p.written(), TakenOver: p.taken}
-	if !x.Waiting {
-		x.Seconds = now.Sub(p.begun).Seconds()
+	for _, x := range p.saves {
+		v := SaveStatus{Step: x.attempt.Step, Waiting: x.begun.IsZero(), Shares: len(x.shares), Stored: x.written(), TakenOver: x.taken}
+		if !v.Waiting {
+			v.Seconds = now.Sub(x.begun).Seconds()
+		}
+		out.Under = append(out.Under, v)
 	}
-	out.Under = x
 	return out
 }

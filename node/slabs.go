@@ -7,6 +7,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"slices"
 	"sync/atomic"
 
 	"phalanx"
@@ -49,10 +50,7 @@ func (s *saver) slabs() []phalanx.Label {
 	if s.d.life != nil {
 		out = s.d.life.slabLabels()
 	}
-	if s.old != nil {
-		out = append(out, s.old.label)
-	}
-	for _, h := range s.copies {
+	for _, h := range slices.Concat(s.old, s.copies) {
 		out = append(out, h.label)
 	}
 	return out
@@ -63,20 +61,17 @@ func (s *saver) find(step phalanx.Step, coordinate int) *heldSlab {
 	fits := func(l phalanx.Label) bool {
 		return l.Step == step && l.Coordinate == coordinate && s.d.state.OfLineage(l)
 	}
-	if l := s.d.life; l != nil && l.slabs != nil {
-		for _, label := range l.slabLabels() {
-			if fits(label) {
-				if s.own == nil || s.own.owner != l || s.own.label != label {
-					s.own = &heldSlab{owner: l, life: l.who.Incarnation, label: label, slab: l.slabs, layout: l.layout}
+	if l := s.d.life; l != nil {
+		for i, x := range l.slabs {
+			if label, whole := wholeLabel(x.Slab); whole && fits(label) {
+				if own := s.own[i]; own == nil || own.owner != l || own.label != label {
+					s.own[i] = &heldSlab{owner: l, life: l.who.Incarnation, label: label, slab: x.Slab, layout: l.layout}
 				}
-				return s.own
+				return s.own[i]
 			}
 		}
 	}
-	if s.old != nil && fits(s.old.label) {
-		return s.old
-	}
-	for _, h := range s.copies {
+	for _, h := range slices.Concat(s.old, s.copies) {
 		if fits(h.label) {
 			return h
 		}
@@ -126,7 +121,7 @@ func (h *heldSlab) holds() error {
 	if h.gone || h.owner != nil && h.owner.retired.Load() {
 		return fmt.Errorf("the slab of %s is here no more: %w", h.label, errNoSlab)
 	}
-	if labels := wholeLabels(h.slab); len(labels) == 0 || labels[0] != h.label {
+	if label, whole := wholeLabel(h.slab); !whole || label != h.label {
 		return fmt.Errorf("the slab of %s was filled anew: %w", h.label, errNoSlab)
 	}
 	return nil
@@ -222,13 +217,13 @@ type oldKey struct {
 	tensors int
 }
 
-// findOld maps the newest whole slab of an earlier life, until the present life has one of its own.
+// findOld maps the whole slabs of the newest earlier life that has any, until the present life has newer ones.
 func (s *saver) findOld() {
 	d := s.d
 	if d.life == nil || len(d.state.State) == 0 {
 		return
 	}
-	if labels := d.life.slabLabels(); len(labels) > 0 && s.old != nil && labels[0].Step >= s.old.label.Step {
+	if own := d.life.slabLabels(); len(own) > 0 && len(s.old) > 0 && newestStep(own) >= newestStep(labelsOf(s.old)) {
 		s.drop()
 		return
 	}
@@ -243,44 +238,67 @@ func (s *saver) findOld() {
 		if n >= d.life.who.Incarnation {
 			continue
 		}
-		if s.old != nil && s.old.life >= n {
+		if len(s.old) > 0 && s.old[0].life >= n {
 			return
 		}
-		o, err := openOldSlab(d.paths, d.cfg.Index, n, d.state.State)
-		if err != nil {
+		found := openOldSlabs(d.paths, d.cfg.Index, n, d.state.State)
+		if len(found) == 0 {
 			continue // none, or torn by its trainer's death
 		}
-		if s.old != nil && s.old.label.Step >= o.label.Step {
-			_ = o.region.Unmap()
+		if len(s.old) > 0 && newestStep(labelsOf(s.old)) >= newestStep(labelsOf(found)) {
+			for _, h := range found {
+				_ = h.region.Unmap()
+			}
 			return
 		}
 		s.drop()
-		s.old = o
-		d.memory.set(partOld, int64(len(o.region.Bytes())))
+		s.old = found
+		var bytes int64
+		for _, h := range found {
+			bytes += int64(len(h.region.Bytes()))
+		}
+		d.memory.set(partOld, bytes)
 		d.dirty = true
 		return
 	}
 }
 
-// drop lets the slab of an earlier life go.
-func (s *saver) drop() {
-	if s.old == nil {
-		return
+// newestStep is the newest step among labels, 0 for none.
+func newestStep(labels []phalanx.Label) (newest phalanx.Step) {
+	for _, l := range labels {
+		newest = max(newest, l.Step)
 	}
+	return newest
+}
+
+func labelsOf(held []*heldSlab) (out []phalanx.Label) {
+	for _, h := range held {
+		out = append(out, h.label)
+	}
+	return out
+}
+
+// drop lets the slabs of an earlier life go.
+func (s *saver) drop() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.old.gone = true
-	_ = s.old.region.Unmap()
+	for _, h := range s.old {
+		h.gone = true
+		_ = h.region.Unmap()
+	}
 	s.old = nil
 	s.d.memory.set(partOld, 0)
 }
 
-func openOldSlab(paths Paths, index int, n phalanx.Incarnation, layout []phalanx.TensorInfo) (*heldSlab, error) {
-	h, err := openHeld(paths, paths.Shared(index, n, "slab"), layout)
-	if err == nil {
-		h.life = n
+// openOldSlabs maps what an earlier life has staged whole: the older one of two states may be the newest that all others have.
+func openOldSlabs(paths Paths, index int, n phalanx.Incarnation, layout []phalanx.TensorInfo) (found []*heldSlab) {
+	for _, kind := range slabKinds {
+		if h, err := openHeld(paths, paths.Shared(index, n, kind), layout); err == nil {
+			h.life = n
+			found = append(found, h)
+		}
 	}
-	return h, err
+	return found
 }
 
 // openHeld maps a slab that is whole.
@@ -306,5 +324,5 @@ func openHeld(paths Paths, name string, layout []phalanx.TensorInfo) (*heldSlab,
 
 // needs reports whether the files of an earlier life hold a slab that is still the only copy.
 func (s *saver) needs(n phalanx.Incarnation) bool {
-	return s.old != nil && s.old.life == n
+	return len(s.old) > 0 && s.old[0].life == n
 }

@@ -50,7 +50,8 @@ type SavesStatus struct {
 	Trouble       string       `json:"last_trouble,omitempty"` // of the newest save that failed
 	Policy        string       `json:"policy"`                 // --save-failure
 	Levels        LevelsStatus `json:"levels"`
-	Under         *SaveStatus  `json:"under_way,omitempty"` // known to the leader alone
+	Under         []SaveStatus `json:"under_way,omitempty"` // by step; known to the leader alone
+	Skipped       SkippedSaves `json:"skipped"`             // as the leader told it with the last save
 }
 
 // LevelsStatus are the newest steps that have reached a level: in host memory that outlives trainers, in that of two hosts,
@@ -69,7 +70,7 @@ type LevelStatus struct {
 	Held bool `json:"held"`
 }
 
-// SaveStatus is the save under way.
+// SaveStatus is a save under way.
 type SaveStatus struct {
 	Step      phalanx.Step `json:"step"`
 	Waiting   bool         `json:"waiting,omitempty"` // announced; the step is not there yet
@@ -95,6 +96,7 @@ type MemberStatus struct {
 	Why         string              `json:"why,omitempty"`
 	HealSeconds float64             `json:"heal_seconds_expected,omitempty"` // bytes left ÷ rate
 	HostBytes   int64               `json:"host_bytes,omitempty"`            // of host memory, besides the trainer's own
+	Slabs       int                 `json:"slabs,omitempty"`                 // states that can be staged by turns
 }
 
 // DaemonFile is DIR/members/I/daemon.json: where the living daemon of a member is reached on this host.

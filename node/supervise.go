@@ -174,6 +174,7 @@ func (d *Daemon) hello(h *wire.Hello) (*wire.Welcome, *wire.Error) {
 	if err := l.outfit(d.paths, d.cfg.Index, h); err != nil {
 		return nil, &wire.Error{Message: err.Error(), Hint: "free shared memory", Code: wire.CodeNoSpace}
 	}
+	d.addSecondSlab(l, h)
 	failpoint.Here("hello-heard")
 	l.identify(d.paths.system, d.cfg.Index, false)
 	failpoint.Here("hello-written")
@@ -184,11 +185,16 @@ func (d *Daemon) hello(h *wire.Hello) (*wire.Welcome, *wire.Error) {
 	d.scan()
 	d.dirty = true
 	n := l.who.Incarnation
-	return &wire.Welcome{
+	slabs := l.slabPaths(d.paths, d.cfg.Index)
+	welcome := &wire.Welcome{
 		Member: d.me(), Incarnation: n, Page: d.paths.Shared(d.cfg.Index, n, "page"), Bells: d.paths.Bells(),
 		DaemonBell: 2 * d.cfg.Index, TrainerBell: 2*d.cfg.Index + 1, Segment: d.paths.Shared(d.cfg.Index, n, "seg"), SegmentBytes: int64(len(l.segment.Bytes())),
-		Slab: d.paths.Shared(d.cfg.Index, n, "slab"), SlabBytes: int64(len(l.slab.Bytes())), Protocol: wire.Protocol, Spec: h.Spec,
-	}, nil
+		Slab: slabs[0], SlabBytes: l.slabBytes(), Protocol: wire.Protocol, Spec: h.Spec,
+	}
+	if len(slabs) > 1 {
+		welcome.Slabs = slabs
+	}
+	return welcome, nil
 }
 
 // refuse keeps a trainer with another job out for good: a restart would not change it.

@@ -3,6 +3,7 @@
 package sim
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -36,6 +37,8 @@ type Options struct {
 	// Objects is the store of the job, a new one if nil; Store, if not nil, is what a member sees of it.
 	Objects *mem.Store
 	Store   func(member phalanx.MemberID, s ckpt.Store) ckpt.Store
+	// Slabs is how many each member has: 1, 2, or 0 for what the seed draws.
+	Slabs int
 }
 
 // Report is what came of it.
@@ -175,6 +178,7 @@ func (m *member) config(p *process) node.Config {
 		Grace: 5 * time.Second, Command: []string{"toy"}, LocalSize: c.localSize(m.host), ShmDir: "/shm", Version: "sim",
 		Memory: &memory{HeapMemory: m.host.memory(), proc: p}, Network: network{c.wires, p}, System: system{m.host, p}, Objects: c.objects,
 		OpenLog: func(path string) (consensus.LogStore, error) { return m.host.disk.openStore(p, path) },
+		Slabs:   cmp.Or(c.o.Slabs, 1+int(c.o.Seed%2)),
 		Log:     c.trace.logger(string(m.id), c.o.Level), Started: c.trace.begun,
 	}
 	if c.o.Store != nil {

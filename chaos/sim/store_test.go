@@ -5,6 +5,7 @@ package sim
 import (
 	"context"
 	"errors"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -39,7 +40,7 @@ func TestSharesAreTakenOver(t *testing.T) {
 	}{"failing": {0, 5}, "throttled": {time.Minute, 3}} {
 		t.Run(name, func(t *testing.T) {
 			objects := mem.New()
-			o := Options{Seed: 3, Calm: true, Shape: []int{1, 1, 1}, Steps: 120, Objects: objects}
+			o := Options{Seed: 3, Calm: true, Shape: []int{1, 1, 1}, Steps: 120, Slabs: 1, Objects: objects}
 			o.Store = func(member phalanx.MemberID, s ckpt.Store) ckpt.Store {
 				if member != "b/0" {
 					return s
@@ -83,5 +84,24 @@ func (s throttled) PutIfAbsent(ctx context.Context, key string, body ckpt.Body) 
 		return s.Store.PutIfAbsent(ctx, key, body)
 	case <-ctx.Done():
 		return ctx.Err()
+	}
+}
+
+// TestTwoSavesAtOnce: the store takes longer for a save than the next one is away. With two slabs every save is begun at its step and
+// published, in order; with one those are skipped for which there is no slab, and said so.
+func TestTwoSavesAtOnce(t *testing.T) {
+	for slabs, saves := range map[int]int{1: 3, 2: 5} {
+		t.Run(strconv.Itoa(slabs), func(t *testing.T) {
+			objects := mem.New()
+			o := Options{Seed: 3, Calm: true, Shape: []int{1, 1, 1}, Steps: 120, Slabs: slabs, Objects: objects}
+			o.Store = func(_ phalanx.MemberID, s ckpt.Store) ckpt.Store { return throttled{s, 600 * time.Millisecond} }
+			r := run(t, o)
+			if n := strings.Count(r.Trace, "checkpoint published"); n != saves {
+				t.Errorf("%d saves were published, want %d", n, saves)
+			}
+			if n := strings.Count(r.Trace, "a save is skipped"); n != 5-saves || strings.Count(r.Trace, "reason=busy") != n {
+				t.Errorf("%d saves were skipped, want %d for want of a slab", n, 5-saves)
+			}
+		})
 	}
 }

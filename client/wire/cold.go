@@ -39,9 +39,10 @@ type Hello struct {
 	ProtocolMin  int                  `json:"protocol_min"`
 	ProtocolMax  int                  `json:"protocol_max"`
 	Spec         phalanx.JobSpec      `json:"spec"`
-	State        []phalanx.TensorInfo `json:"state"`         // in the order of registration
-	SegmentBytes int64                `json:"segment_bytes"` // what the trainer itself uses, from offset 0
-	Client       string               `json:"client"`        // "go" or "python"
+	State        []phalanx.TensorInfo `json:"state"`           // in the order of registration
+	SegmentBytes int64                `json:"segment_bytes"`   // what the trainer itself uses, from offset 0
+	Client       string               `json:"client"`          // "go" or "python"
+	Slabs        int                  `json:"slabs,omitempty"` // how many the client can stage into by turns; 0: one
 	// Plain is set by a trainer of a job without the step protocol, which wants collectives only. It has no spec and no state.
 	Plain bool `json:"plain,omitempty"`
 	// Groups is how many groups of ranks a trainer with steps makes at a time, at most 64. A plain one may make 64.
@@ -57,9 +58,10 @@ type Welcome struct {
 	DaemonBell   int                 `json:"daemon_bell"`
 	TrainerBell  int                 `json:"trainer_bell"`
 	Segment      string              `json:"segment"`
-	SegmentBytes int64               `json:"segment_bytes"` // whole; the daemon uses what is beyond the trainer's part
-	Slab         string              `json:"slab"`          // "" when the job does not stage
-	SlabBytes    int64               `json:"slab_bytes"`
+	SegmentBytes int64               `json:"segment_bytes"`   // whole; the daemon uses what is beyond the trainer's part
+	Slab         string              `json:"slab"`            // "" when the job does not stage
+	SlabBytes    int64               `json:"slab_bytes"`      // of each
+	Slabs        []string            `json:"slabs,omitempty"` // all of them, Slab first, when there are several: at most as many as the client can use
 	Protocol     int                 `json:"protocol"`
 	Spec         phalanx.JobSpec     `json:"spec"` // the job's
 }

@@ -923,7 +923,7 @@ func (p *Page) ReadRemote() (v Remote, sequence uint64) {
 	return v, sequence
 }
 
-// Save is D_SAVE: asks the trainer to stage the state of a step into the slab under a sequence, or to abort that.
+// Save is D_SAVE: asks the trainer to stage the state of a step under a sequence, or to abort that. Of n slabs, numbered from 0, number sequence mod n is meant.
 type Save struct {
 	Step     phalanx.Step
 	Sequence uint64

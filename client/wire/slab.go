@@ -80,6 +80,12 @@ func appendInts(b []byte, numbers []int) []byte {
 	return b
 }
 
+// MaxSlabs is how many slabs a trainer may have: one is written to the store while the next state is staged.
+const MaxSlabs = 2
+
+// SlabOf says into which of n slabs the save with a sequence is staged.
+func SlabOf(sequence uint64, n int) int { return int(sequence % uint64(n)) }
+
 // Slab is host memory that holds the staged state of one label.
 type Slab struct {
 	memory []byte

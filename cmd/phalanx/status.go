@@ -128,12 +128,19 @@ func printSaves(w io.Writer, s *node.SavesStatus) {
 	if len(levels) > 0 {
 		say(w, "newest steps by level and age: %s\n", strings.Join(levels, "  "))
 	}
-	if x := s.Under; x != nil && !x.Waiting {
+	for _, x := range s.Under {
+		if x.Waiting {
+			continue
+		}
 		say(w, "saves step %d: %d of %d shares stored in %.1f s", x.Step, x.Stored, x.Shares, x.Seconds)
 		if x.TakenOver > 0 {
 			say(w, ", %d taken over", x.TakenOver)
 		}
 		fmt.Fprintln(w)
+	}
+	if x := s.Skipped; x.Sum() > 0 {
+		say(w, "%d saves were skipped, last that of step %d: %d while the slabs were in use, %d while saves failed, %d were asked for too late\n",
+			x.Sum(), x.Last, x.Busy, x.Failing, x.Missed)
 	}
 	if s.Failures > 0 {
 		say(w, "%d saves in a row have failed (policy %s); recovery point is step %d, %s old\n", s.Failures, s.Policy, s.RecoveryPoint,

@@ -17,6 +17,7 @@ import (
 
 	"phalanx"
 	"phalanx/ckpt/open"
+	"phalanx/client/wire"
 	"phalanx/elastic"
 	"phalanx/node"
 )
@@ -58,6 +59,7 @@ type Settings struct {
 	Command      []string `json:"command"`
 
 	SaveFailure  SaveFailure `json:"save_failure"`
+	Slabs        int         `json:"slabs"`
 	MaxHostBytes Bytes       `json:"max_host_bytes"`
 	CopyRate     Bytes       `json:"copy_rate"`
 }
@@ -67,7 +69,7 @@ func Default() *Settings {
 	return &Settings{
 		Nproc: 1, MinHosts: 1, MaxHosts: 1,
 		SaveEvery: Interval{Every: 10 * time.Minute}, Keep: 3, GCGrace: Duration(10 * time.Minute), KeepLogs: 16, Resume: "auto", MaxRestarts: 3,
-		CopyRate:    1 << 30,
+		CopyRate: 1 << 30, Slabs: 1,
 		HangTimeout: Duration(10 * time.Minute), StartTimeout: Duration(10 * time.Minute), Grace: Duration(30 * time.Second),
 	}
 }
@@ -172,6 +174,8 @@ func (s *Settings) Validate() error {
 		return usage("keep at least one checkpoint", "--keep %d", s.Keep)
 	case s.KeepTime < 0 || s.GCGrace < 0:
 		return usage("give a duration such as 24h, or 0", "--keep-time %s, --gc-grace %s", s.KeepTime.String(), s.GCGrace.String())
+	case s.Slabs < 1 || s.Slabs > wire.MaxSlabs:
+		return usage(fmt.Sprintf("give 1 or %d", wire.MaxSlabs), "--slabs %d", s.Slabs)
 	case s.KeepLogs < 0:
 		return usage("give 0 to keep all", "--keep-logs %d", s.KeepLogs)
 	case s.MaxRestarts < 0:

@@ -37,6 +37,7 @@ func (s *Settings) Flags(f *pflag.FlagSet) {
 	f.StringVar(&s.KeyFile, "key-file", s.KeyFile, "read the job key from `F` (else PHALANX_KEY, else DIR/key on one host)")
 	f.Var(&s.SaveEvery, "save-every", "save every so many steps, or every so often; the last step is always saved")
 	f.Var(&s.SaveFailure, "save-failure", "`continue|halt-after=N|halt-older=D`: go on when saves fail, or end the job when N in a row have, or when nothing newer than D is durable")
+	f.IntVar(&s.Slabs, "slabs", s.Slabs, "`1|2` states that a member stages by turns: so many saves can be under way at once")
 	f.Var(&s.MaxHostBytes, "max-host-bytes", "members of this host may use `BYTES` of memory for saves and heals, besides the trainers' own; 0: any")
 	f.Var(&s.CopyRate, "copy-rate", "read at most `BYTES` a second for the copy of another host's staged state; 0: any")
 	s.KeepFlags(f)
