@@ -7,11 +7,30 @@ static int force_plain;
 void phx_force_plain(int plain) { __atomic_store_n(&force_plain, plain, __ATOMIC_RELAXED); }
 
 #if defined(__x86_64__)
+#include <cpuid.h>
 #include <immintrin.h>
 
 #define AVX2 __attribute__((target("avx2")))
 
-bool simd(void) { return !__atomic_load_n(&force_plain, __ATOMIC_RELAXED) && __builtin_cpu_supports("avx2"); }
+/* have_avx2 asks the processor, and whether the kernel keeps the wide registers. __builtin_cpu_supports wants a part of libgcc that
+ * not every toolchain links. */
+static bool have_avx2(void) {
+	unsigned a, b, c, d, low, high;
+	if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & bit_OSXSAVE) || !(c & bit_AVX))
+		return false;
+	__asm__("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+	return (low & 6) == 6 && __get_cpuid_count(7, 0, &a, &b, &c, &d) && (b & bit_AVX2);
+}
+
+bool simd(void) {
+	static int known; /* 1: no, 2: yes */
+	int k = __atomic_load_n(&known, __ATOMIC_RELAXED);
+	if (k == 0) {
+		k = have_avx2() ? 2 : 1;
+		__atomic_store_n(&known, k, __ATOMIC_RELAXED);
+	}
+	return k == 2 && !__atomic_load_n(&force_plain, __ATOMIC_RELAXED);
+}
 
 enum { vectors = 4 /* 32 bytes each that are summed at a time: 8 lanes */, row = 4096 };
 
@@ -27,23 +46,28 @@ AVX2 void leaf_simd(const uint8_t *p, int rows, const lane_keys *k, const uint64
 		}
 	l[0] = l[1] = 0;
 	for (int lane = 0; lane < 256; lane += 2 * vectors) {
-		__m256i s[2][vectors];
-		for (int q = 0; q < 2; q++)
-			for (int v = 0; v < vectors; v++)
-				s[q][v] = _mm256_setzero_si256();
+		/* Spelled out: eight sums that stay in registers. */
+		__m256i s0 = _mm256_setzero_si256(), s1 = s0, s2 = s0, s3 = s0, t0 = s0, t1 = s0, t2 = s0, t3 = s0;
 		const uint8_t *at = p + 16 * lane;
-		for (int j = 0; j < rows; j++, at += row)
-			for (int v = 0; v < vectors; v++) {
-				__m256i w = _mm256_loadu_si256((const __m256i *)(at + 32 * v)), high = _mm256_srli_epi64(w, 32);
-				for (int q = 0; q < 2; q++) {
-					__m256i sum = _mm256_add_epi64(_mm256_mul_epu32(w, even[q][j]), _mm256_mul_epu32(high, odd[q][j]));
-					s[q][v] = _mm256_add_epi64(s[q][v], sum);
-				}
-			}
+		for (int j = 0; j < rows; j++, at += row) {
+			const __m256i e0 = even[0][j], o0 = odd[0][j], e1 = even[1][j], o1 = odd[1][j];
+#define ADD(v, s, t)                                                                                                      \
+	{                                                                                                                     \
+		__m256i w = _mm256_loadu_si256((const __m256i *)(at + 32 * v)), high = _mm256_srli_epi64(w, 32);                   \
+		s = _mm256_add_epi64(s, _mm256_add_epi64(_mm256_mul_epu32(w, e0), _mm256_mul_epu32(high, o0)));                     \
+		t = _mm256_add_epi64(t, _mm256_add_epi64(_mm256_mul_epu32(w, e1), _mm256_mul_epu32(high, o1)));                     \
+	}
+			ADD(0, s0, t0)
+			ADD(1, s1, t1)
+			ADD(2, s2, t2)
+			ADD(3, s3, t3)
+#undef ADD
+		}
+		const __m256i sums[2][vectors] = {{s0, s1, s2, s3}, {t0, t1, t2, t3}};
 		for (int q = 0; q < 2; q++)
 			for (int v = 0; v < vectors; v++) {
 				uint64_t part[4];
-				_mm256_storeu_si256((__m256i *)part, s[q][v]);
+				_mm256_storeu_si256((__m256i *)part, sums[q][v]);
 				l[q] += k->a[q][lane + 2 * v] * (part[0] + part[1]) + k->a[q][lane + 2 * v + 1] * (part[2] + part[3]);
 			}
 	}
@@ -51,23 +75,28 @@ AVX2 void leaf_simd(const uint8_t *p, int rows, const lane_keys *k, const uint64
 
 AVX2 size_t stats_f32_simd(const uint8_t *p, size_t elements, double sums[16], uint32_t *top, int64_t *bad) {
 	const __m256i magnitude = _mm256_set1_epi32(0x7fffffff), carry = _mm256_set1_epi32(0x00800000);
-	__m256d s[4];
-	for (int i = 0; i < 4; i++)
-		s[i] = _mm256_loadu_pd(sums + 4 * i);
+	__m256d s0 = _mm256_loadu_pd(sums), s1 = _mm256_loadu_pd(sums + 4), s2 = _mm256_loadu_pd(sums + 8), s3 = _mm256_loadu_pd(sums + 12);
 	__m256i most = _mm256_setzero_si256(), count = _mm256_setzero_si256(); /* a leaf has fewer elements than 32 bits count */
 	size_t e = 0;
-	for (; e + 16 <= elements; e += 16)
-		for (int half = 0; half < 2; half++) {
-			__m256 x = _mm256_loadu_ps((const float *)(p + 4 * e + 32 * half));
-			__m256d low = _mm256_cvtps_pd(_mm256_castps256_ps128(x)), high = _mm256_cvtps_pd(_mm256_extractf128_ps(x, 1));
-			s[2 * half] = _mm256_add_pd(s[2 * half], _mm256_mul_pd(low, low));
-			s[2 * half + 1] = _mm256_add_pd(s[2 * half + 1], _mm256_mul_pd(high, high));
-			__m256i b = _mm256_and_si256(_mm256_castps_si256(x), magnitude);
-			most = _mm256_max_epu32(most, b);
-			count = _mm256_add_epi32(count, _mm256_srli_epi32(_mm256_add_epi32(b, carry), 31));
-		}
-	for (int i = 0; i < 4; i++)
-		_mm256_storeu_pd(sums + 4 * i, s[i]);
+	for (; e + 16 <= elements; e += 16) {
+#define TAKE(at, low, high)                                                                                              \
+	{                                                                                                                     \
+		__m256 x = _mm256_loadu_ps((const float *)(p + 4 * e + at));                                                       \
+		__m256d x0 = _mm256_cvtps_pd(_mm256_castps256_ps128(x)), x1 = _mm256_cvtps_pd(_mm256_extractf128_ps(x, 1));         \
+		low = _mm256_add_pd(low, _mm256_mul_pd(x0, x0));                                                                   \
+		high = _mm256_add_pd(high, _mm256_mul_pd(x1, x1));                                                                 \
+		__m256i b = _mm256_and_si256(_mm256_castps_si256(x), magnitude);                                                   \
+		most = _mm256_max_epu32(most, b);                                                                                  \
+		count = _mm256_add_epi32(count, _mm256_srli_epi32(_mm256_add_epi32(b, carry), 31));                                 \
+	}
+		TAKE(0, s0, s1)
+		TAKE(32, s2, s3)
+#undef TAKE
+	}
+	_mm256_storeu_pd(sums, s0);
+	_mm256_storeu_pd(sums + 4, s1);
+	_mm256_storeu_pd(sums + 8, s2);
+	_mm256_storeu_pd(sums + 12, s3);
 	uint32_t tops[8], counts[8];
 	_mm256_storeu_si256((__m256i *)tops, most);
 	_mm256_storeu_si256((__m256i *)counts, count);

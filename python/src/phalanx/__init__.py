@@ -2,29 +2,67 @@
 """Phalanx keeps a training run going: the client of a trainer, without PyTorch. `phalanx.torch` is
 for PyTorch.
 
-Importing it loads no library and reads no environment.
+Importing it loads no library and reads no environment; what it offers is imported when it is asked
+for.
 """
 
 from __future__ import annotations
 
-from .client import Begin, Client, Digest, Global, Label, Tensor, digest_tensors
-from .errors import (
-    EXIT_PREEMPTED,
-    CollectiveFailed,
-    Done,
-    Error,
-    Fenced,
-    Illegal,
-    Orphaned,
-    Preempted,
-    Refused,
-    Repeat,
-    Revoked,
-    Torn,
-)
-from .ring import Ring
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .client import Begin, Client, Digest, Global, Label, Tensor, digest_tensors
+    from .errors import (
+        EXIT_PREEMPTED,
+        CollectiveFailed,
+        Done,
+        Error,
+        Fenced,
+        Illegal,
+        Orphaned,
+        Preempted,
+        Refused,
+        Repeat,
+        Revoked,
+        Torn,
+    )
+    from .ring import Ring
 
 __version__ = "0.1.0.dev0"
+
+_HOMES = {
+    "client": ("Begin", "Client", "Digest", "Global", "Label", "Tensor", "digest_tensors"),
+    "errors": (
+        "EXIT_PREEMPTED",
+        "CollectiveFailed",
+        "Done",
+        "Error",
+        "Fenced",
+        "Illegal",
+        "Orphaned",
+        "Preempted",
+        "Refused",
+        "Repeat",
+        "Revoked",
+        "Torn",
+    ),
+    "ring": ("Ring",),
+}
+
+
+def __getattr__(name: str) -> Any:
+    for home, names in _HOMES.items():
+        if name in names:
+            value = getattr(importlib.import_module(f".{home}", __name__), name)
+            globals()[name] = value
+            return value
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__
+
 
 __all__ = [
     "EXIT_PREEMPTED",
