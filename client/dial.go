@@ -27,6 +27,9 @@ const SocketVariable = "PHALANX_SOCKET"
 
 // Dial finds the daemon that started this process. It fails when there is none.
 func Dial(ctx context.Context) (*Client, error) {
+	if err := AwaitPlace(ctx); err != nil {
+		return nil, fmt.Errorf("dial: %w", err)
+	}
 	socket := os.Getenv(SocketVariable)
 	if socket == "" {
 		return nil, fmt.Errorf("dial: %s is not set; start this command with phalanx run -- COMMAND", SocketVariable)

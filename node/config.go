@@ -51,6 +51,7 @@ type Config struct {
 	Grace     time.Duration
 	Health    string // command that runs before each start of the trainer
 	Plain     bool   // no step protocol
+	Warm      int    // processes that run starts ahead on this host; 0: none
 	Role      string // ROLE_NAME of the trainers; "" is default
 	Command   []string
 	LocalSize int // members on this host

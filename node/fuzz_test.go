@@ -251,6 +251,8 @@ func FuzzFiles(f *testing.F) {
 		Outcome{Code: 75, Reason: "x", Done: true, Digest: phalanx.Digest{1, 2}},
 		newPlainRecord(incarnate("h", 0, 1), phalanx.Generation{Epoch: 1, Number: 2}),
 		plainExit{Token: "x", Code: 3},
+		WarmState{Want: 1, Processes: []WarmProcess{{PID: 3, Start: 4, Ready: true}}, Taken: []WarmProcess{{PID: 5, Member: "h/0", Token: "no such token"}}},
+		warmExit{137},
 	} {
 		b, err := json.Marshal(v)
 		if err != nil {
@@ -262,10 +264,10 @@ func FuzzFiles(f *testing.F) {
 	f.Fuzz(func(t *testing.T, b []byte) {
 		dir := t.TempDir()
 		p := NewPaths(dir, dir)
-		if err := os.MkdirAll(p.Member(0), 0o700); err != nil {
+		if err := errors.Join(os.MkdirAll(p.Member(0), 0o700), os.MkdirAll(p.Warm(), 0o700)); err != nil {
 			t.Fatal(err)
 		}
-		for _, path := range []string{filepath.Join(dir, "roster.json"), p.DaemonFile(0), p.Outcome(0), p.Member(0) + "/incarnation.json", plainPath(p, 0), exitPath(p, 0)} {
+		for _, path := range []string{filepath.Join(dir, "roster.json"), filepath.Join(p.Warm(), "state.json"), p.warmExit(1, 2), p.DaemonFile(0), p.Outcome(0), p.Member(0) + "/incarnation.json", plainPath(p, 0), exitPath(p, 0)} {
 			if err := os.WriteFile(path, b, 0o600); err != nil {
 				t.Fatal(err)
 			}
@@ -286,6 +288,11 @@ func FuzzFiles(f *testing.F) {
 		r.addrs(1)
 		same(t, p.DaemonFile(0), new(DaemonFile))
 		same(t, p.Outcome(0), new(Outcome))
+		same(t, filepath.Join(p.Warm(), "state.json"), new(WarmState))
+		same(t, p.warmExit(1, 2), new(warmExit))
+		if found := findWarm(p, "no such token"); len(found) > 0 && !bytes.Contains(b, []byte("no such token")) {
+			t.Fatal("a process of another start is found")
+		}
 		same(t, p.Member(0)+"/incarnation.json", new(phalanx.Incarnation))
 		if rec, ok := readPlainRecord(p, 0, incarnate("h", 0, 1)); ok && (rec.Token == "" || rec.Member != "h/0") {
 			t.Fatalf("taken: %+v", rec)

@@ -190,12 +190,15 @@ func (p *plainRun) start(world *phalanx.World, at string) {
 	}
 	_ = os.Remove(d.paths.TrainerError(l.who)) // of this life's trainer in an older generation
 	failpoint.Here("plain-start")
-	t, err := startTrainer(&d.cfg, d.paths, l.who, d.plainEnv(world, at, x.Port, x.Token), func(how string, code int) {
-		d.post(func() { p.ended(x, how, code) })
-	})
-	if err != nil {
-		p.startLater(world, at, err)
-		return
+	env := d.plainEnv(world, at, x.Port, x.Token)
+	t := d.takeWarm(l.who, x.Token, env, nil) // its end is seen as that of an adopted one
+	if t == nil {
+		if t, err = startTrainer(&d.cfg, d.paths, l.who, env, func(how string, code int) {
+			d.post(func() { p.ended(x, how, code) })
+		}); err != nil {
+			p.startLater(world, at, err)
+			return
+		}
 	}
 	d.unhinder()
 	x.trainer, x.PID, x.Start = *t, t.pid, t.start
@@ -204,6 +207,11 @@ func (p *plainRun) start(world *phalanx.World, at string) {
 	}
 	p.proc, p.rendezvous, p.steady = x, at, false
 	p.show(x)
+	if !t.own {
+		if err := d.procs.Watch(x.PID, x.Start, trainerKey{l.who}); err != nil {
+			d.log.Warn("the end of the trainer will be seen late", "error", err)
+		}
+	}
 	d.log.Info("trainer started", "incarnation", uint64(l.who.Incarnation), "pid", t.pid, "generation", g.String(), "rank", int(world.SeatOf(d.me()).Rank), "rendezvous", at)
 	p.formed(x)
 }
@@ -374,7 +382,7 @@ func (p *plainRun) adopt(l *life) {
 	x := &plainProcess{life: l, plainRecord: r, started: time.Now()}
 	p.proc = x
 	if x.PID == 0 { // the daemon ended while it started it: whether it did is for the kernel to say
-		for _, t := range findByToken(x.Token) {
+		for _, t := range append(findByToken(x.Token), findWarm(d.paths, x.Token)...) {
 			t.kill()
 			t.gone(d.ctx, time.Second)
 		}

@@ -12,7 +12,6 @@ import (
 	"math/rand/v2"
 	"net"
 	"net/http"
-	"os"
 	"slices"
 	"strconv"
 	"time"
@@ -51,13 +50,7 @@ func (d *Daemon) plainEnv(world *phalanx.World, at string, store int, token stri
 		"TORCHELASTIC_RUN_ID=" + d.cfg.Job, "TORCHELASTIC_RESTART_COUNT=" + strconv.FormatUint(g.Number-1, 10),
 		"TORCHELASTIC_MAX_RESTARTS=" + strconv.Itoa(d.cfg.MaxStarts), "TORCHELASTIC_ERROR_FILE=" + d.paths.TrainerError(d.life.who),
 	}
-	if _, set := os.LookupEnv("TORCH_NCCL_ASYNC_ERROR_HANDLING"); !set {
-		env = append(env, "TORCH_NCCL_ASYNC_ERROR_HANDLING=1")
-	}
-	if _, set := os.LookupEnv("OMP_NUM_THREADS"); !set && d.cfg.LocalSize > 1 {
-		env = append(env, "OMP_NUM_THREADS=1") // as torchrun: several trainers share the cores
-	}
-	return env
+	return append(env, StartEnv(true, d.cfg.LocalSize)...)
 }
 
 // offer names a free port of this host for a generation whose rank 0 is this member, the same one however often it is asked.

@@ -31,6 +31,7 @@ type Status struct {
 	AnsweredBy  phalanx.MemberID     `json:"answered_by"`
 	Fresh       bool                 `json:"fresh"` // answered by the leader; false: only what this daemon knows
 	Notes       []string             `json:"notes,omitempty"`
+	Warm        *WarmState           `json:"warm,omitempty"`        // of the asking host; added by the command line
 	Transitions []elastic.Transition `json:"transitions,omitempty"` // with ?explain=1
 }
 

@@ -5,6 +5,7 @@ package node
 import (
 	"cmp"
 	"fmt"
+	"os"
 	"slices"
 	"strconv"
 	"time"
@@ -51,7 +52,7 @@ func (d *Daemon) ensureTrainer() {
 		return
 	}
 	d.restart, d.starting = next, true
-	before := d.before
+	before, env := d.before, d.trainerEnv()
 	d.ends.Go(func() {
 		select {
 		case <-time.After(wait):
@@ -62,7 +63,14 @@ func (d *Daemon) ensureTrainer() {
 			return
 		}
 		bad := healthCheck(d.ctx, d.cfg.Health, time.Minute)
-		d.post(func() { d.launch(l, bad) })
+		var ahead *trainerProcess
+		if bad == nil && d.plain == nil {
+			ahead = d.takeWarm(l.who, "", env, d.endOf(l.who))
+		}
+		d.post(func() { d.launch(l, bad, ahead) })
+		if d.ctx.Err() != nil {
+			ahead.kill() // the daemon ends, and nobody will look at it
+		}
 	})
 }
 
@@ -88,10 +96,16 @@ func (d *Daemon) awaitEnd(t *trainerProcess) bool {
 	return true
 }
 
-// launch starts the trainer.
-func (d *Daemon) launch(l *life, bad error) {
+// endOf returns what is called at the end of the trainer of a life.
+func (d *Daemon) endOf(who phalanx.Incarnate) func(how string, code int) {
+	return func(how string, code int) { d.post(func() { d.trainerEnded(who, how, code, time.Now()) }) }
+}
+
+// launch starts the trainer, or goes on with one that was started ahead.
+func (d *Daemon) launch(l *life, bad error, t *trainerProcess) {
 	d.starting = false
 	if l != d.life || l.trainer != nil || d.outcome != nil {
+		t.kill()
 		return
 	}
 	if bad != nil {
@@ -103,13 +117,13 @@ func (d *Daemon) launch(l *life, bad error) {
 		return
 	}
 	who := l.who
-	t, err := startTrainer(&d.cfg, d.paths, who, d.trainerEnv(), func(how string, code int) {
-		d.post(func() { d.trainerEnded(who, how, code, time.Now()) })
-	})
-	if err != nil {
-		d.restart = d.restart.Unstarted()
-		d.hinder(err)
-		return
+	if t == nil {
+		var err error
+		if t, err = startTrainer(&d.cfg, d.paths, who, d.trainerEnv(), d.endOf(who)); err != nil {
+			d.restart = d.restart.Unstarted()
+			d.hinder(err)
+			return
+		}
 	}
 	failpoint.Here("trainer-started")
 	d.unhinder()
@@ -118,17 +132,32 @@ func (d *Daemon) launch(l *life, bad error) {
 	d.log.Info("trainer started", "incarnation", uint64(who.Incarnation), "pid", t.pid)
 }
 
-// trainerEnv is torchrun's environment as far as it is known before the first world, and the way to the daemon. MKL is held to one
-// path of code that does not look at where memory lies: processors with AVX-512 and without give the same bits, as COMPATIBLE does at half the
-// speed for processors of any age.
+// trainerEnv is torchrun's environment as far as it is known before the first world, and the way to the daemon.
 func (d *Daemon) trainerEnv() []string {
 	i := strconv.Itoa(d.cfg.Index)
-	return []string{
+	return append([]string{
 		"PHALANX_SOCKET=" + d.paths.Socket(d.cfg.Index), "PHALANX_JOB=" + d.cfg.Job, "PHALANX_MEMBER=" + string(d.me()),
 		"LOCAL_RANK=" + i, "RANK=" + i, "LOCAL_WORLD_SIZE=" + strconv.Itoa(d.cfg.LocalSize), "WORLD_SIZE=" + strconv.Itoa(d.cfg.Policy.Want),
 		"TORCHELASTIC_RUN_ID=" + d.cfg.Job, "TORCHELASTIC_ERROR_FILE=" + d.paths.TrainerError(d.life.who), "ROLE_NAME=" + cmp.Or(d.cfg.Role, "default"),
-		"OMP_NUM_THREADS=1", "MKL_CBWR=AVX2,STRICT", "OPENBLAS_NUM_THREADS=1", "MKL_NUM_THREADS=1", "CUBLAS_WORKSPACE_CONFIG=:4096:8",
+	}, StartEnv(false, d.cfg.LocalSize)...)
+}
+
+// StartEnv is the part of a trainer's environment that libraries read when they are loaded: also one that is started ahead has it
+// from its start. With the step protocol every trainer computes the same bits: MKL is held to one
+// path of code that does not look at where memory lies: processors with AVX-512 and without give the same bits, as COMPATIBLE does at half the
+// speed for processors of any age.
+func StartEnv(plain bool, localSize int) []string {
+	if !plain {
+		return []string{"OMP_NUM_THREADS=1", "MKL_CBWR=AVX2,STRICT", "OPENBLAS_NUM_THREADS=1", "MKL_NUM_THREADS=1", "CUBLAS_WORKSPACE_CONFIG=:4096:8"}
 	}
+	var env []string
+	if _, set := os.LookupEnv("TORCH_NCCL_ASYNC_ERROR_HANDLING"); !set {
+		env = append(env, "TORCH_NCCL_ASYNC_ERROR_HANDLING=1")
+	}
+	if _, set := os.LookupEnv("OMP_NUM_THREADS"); !set && localSize > 1 {
+		env = append(env, "OMP_NUM_THREADS=1") // as torchrun: several trainers share the cores
+	}
+	return env
 }
 
 // giveUp keeps the member out with a reason, and failAs with the code that its outcome has if the job ends by it. The daemon stays: it may vote in Raft and its page keeps its promises.
@@ -223,6 +252,9 @@ func (d *Daemon) trainerEnded(who phalanx.Incarnate, how string, code int, at ti
 	if l.died != nil {
 		if l.died.Detail == "its process has ended" { // its pidfd was faster than wait, which knows how
 			l.died.Detail = how
+		}
+		if code == CodePreempted {
+			d.leave("its trainer ended as one that was asked to")
 		}
 		return
 	}

@@ -21,6 +21,7 @@ type faults struct {
 	exit0At      phalanx.Step // 0: never
 	flipAt       phalanx.Step // 0: never
 	slowApply    time.Duration
+	slowStart    time.Duration
 	crashAtStart bool
 	noHello      bool
 	exitCode     int // -1: not given
@@ -53,6 +54,7 @@ func (p *poison) Set(s string) error {
 
 // onStart runs before anything else is done.
 func (f *faults) onStart(ctx context.Context) {
+	time.Sleep(f.slowStart)
 	switch {
 	case f.crashAtStart:
 		os.Exit(f.code(1))

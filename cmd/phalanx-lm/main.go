@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"phalanx"
+	"phalanx/client"
 	"phalanx/cmd/phalanx-lm/lm"
 )
 
@@ -65,6 +66,7 @@ func parse(args []string, stdout, stderr io.Writer) (*options, error) {
 	f.Uint64Var((*uint64)(&o.faults.exit0At), "fault-exit0-at", 0, "for tests: exit 0 when `STEP` begins, as if done")
 	f.Uint64Var((*uint64)(&o.faults.flipAt), "fault-flip-at", 0, "for tests: vote once for a digest with one bit wrong, in `STEP`")
 	f.DurationVar(&o.faults.slowApply, "fault-slow-apply", 0, "for tests: let each run of the optimizer take `DURATION` longer")
+	f.DurationVar(&o.faults.slowStart, "fault-slow-start", 0, "for tests: do nothing for `DURATION` first, as a program that loads large libraries")
 	f.BoolVar(&o.faults.crashAtStart, "fault-crash-at-start", false, "for tests: exit 1 at once")
 	f.BoolVar(&o.faults.noHello, "fault-no-hello", false, "for tests: never register with the daemon, wait for a signal")
 	f.IntVar(&o.faults.exitCode, "fault-exit-code", -1,
@@ -172,7 +174,10 @@ func connect(ctx context.Context, o *options, log *slog.Logger) (session, error)
 	if o.alone {
 		return &alone{coordinate: o.coord}, nil
 	}
-	if os.Getenv("PHALANX_SOCKET") == "" {
+	if err := client.AwaitPlace(ctx); err != nil {
+		return nil, err
+	}
+	if os.Getenv(client.SocketVariable) == "" {
 		return nil, errNoSocket
 	}
 	return dial(ctx, log)

@@ -62,6 +62,9 @@ func (r *reader) status(ctx context.Context, explain bool) (*node.Status, error)
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
 	s, err := control.AnyStatus(ctx, r.settings.Dir, explain)
+	if w := node.ReadWarmState(node.NewPaths(r.settings.Dir, "")); err == nil && w != nil && w.Want > 0 {
+		s.Warm = w
+	}
 	return s, r.explain(err)
 }
 

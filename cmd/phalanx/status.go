@@ -98,6 +98,7 @@ func printStatus(w io.Writer, s *node.Status, now time.Time) {
 	}
 	fmt.Fprintln(w)
 	printSaves(w, s.Saves)
+	printWarm(w, s.Warm)
 	if s.Halt != "" {
 		say(w, "halted: %s\n", s.Halt)
 	}
@@ -146,6 +147,27 @@ func printSaves(w io.Writer, s *node.SavesStatus) {
 		say(w, "%d saves in a row have failed (policy %s); recovery point is step %d, %s old\n", s.Failures, s.Policy, s.RecoveryPoint,
 			time.Duration(s.Age*float64(time.Second)).Truncate(time.Second))
 	}
+}
+
+// printWarm tells how many trainers were started ahead on this host.
+func printWarm(w io.Writer, s *node.WarmState) {
+	if s == nil {
+		return
+	}
+	var pids []string
+	for _, p := range s.Processes {
+		if p.Ready {
+			pids = append(pids, fmt.Sprint(p.PID))
+		}
+	}
+	say(w, "started ahead on this host: %d of %d ready", len(pids), s.Want)
+	if len(pids) > 0 {
+		say(w, " (%s)", strings.Join(pids, " "))
+	}
+	if s.Why != "" {
+		say(w, "; %s", s.Why)
+	}
+	fmt.Fprintln(w)
 }
 
 func printMembers(w io.Writer, members []node.MemberStatus) {

@@ -10,6 +10,7 @@ import socket
 import time
 from typing import Any
 
+from . import warm
 from .errors import Error, Refused
 
 PROTOCOL = 1
@@ -134,7 +135,10 @@ def trainer_words() -> dict[str, Any]:
 
 
 def socket_path() -> str | None:
-    """The daemon's socket, None without one or with PHALANX_DISABLE=1."""
+    """The daemon's socket, None without one or with PHALANX_DISABLE=1. A process that was started
+    ahead waits here for its place.
+    """
     if os.environ.get("PHALANX_DISABLE", "") not in ("", "0"):
         return None
+    warm.wait()
     return os.environ.get("PHALANX_SOCKET") or None

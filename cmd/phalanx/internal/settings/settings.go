@@ -34,6 +34,7 @@ type Settings struct {
 	MaxHosts     int      `json:"max_hosts"`
 	Min          int      `json:"min"` // members, at least; 0 until Complete
 	Spares       int      `json:"spares"`
+	Warm         int      `json:"warm,omitempty"`
 	Join         []string `json:"join,omitempty"`
 	Bind         string   `json:"bind,omitempty"` // as asked: ADDR or ADDR:PORT
 	Advertise    string   `json:"advertise,omitempty"`
@@ -170,6 +171,8 @@ func (s *Settings) Validate() error {
 		return usage("give 0 or more", "--spares %d", s.Spares)
 	case s.Nproc > node.MaxLocal || s.Spares > node.MaxLocal-s.Nproc:
 		return usage("start the others on more hosts, or under another --host and --dir", "--nproc %d and --spares %d: a host can have %d members", s.Nproc, s.Spares, node.MaxLocal)
+	case s.Warm > s.LocalSize():
+		return usage("one for each member is enough", "--warm=%d: this host has %d members", s.Warm, s.LocalSize())
 	case s.Keep < 1:
 		return usage("keep at least one checkpoint", "--keep %d", s.Keep)
 	case s.KeepTime < 0 || s.GCGrace < 0:
@@ -186,6 +189,8 @@ func (s *Settings) Validate() error {
 		return usage("the minimum is from 1 to the members of a full world, hosts × --nproc", "--min %d of %d members", s.Min, s.Policy().Want)
 	case len(s.Command) == 0:
 		return usage("phalanx run [flags] -- CMD", "no command for the trainers")
+	case s.Warm == 1 && isNumber(s.Command[0]): // --warm 2 CMD
+		return usage("write --warm="+s.Command[0], "command of the trainers: %s is a number", s.Command[0])
 	}
 	if s.Resume != "auto" && s.Resume != "never" {
 		if _, err := strconv.ParseUint(s.Resume, 10, 64); err != nil {
@@ -193,6 +198,11 @@ func (s *Settings) Validate() error {
 		}
 	}
 	return nil
+}
+
+func isNumber(s string) bool {
+	_, err := strconv.Atoi(s)
+	return err == nil
 }
 
 // File is where run leaves the settings for the daemons.

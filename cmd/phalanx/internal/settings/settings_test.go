@@ -61,7 +61,7 @@ func TestFileInTheJobsDirectoryWins(t *testing.T) {
 }
 
 func TestEveryFlagIsAKeyOfTheFile(t *testing.T) {
-	values := map[string]string{"int": "1", "N|auto|gpu|cpu": "1", "uint64": "1", "bool": "true", "string": `"x"`, "stringSlice": `["a:1"]`, "D": `"3s"`, "STEPS|D": `"10"`, "MIN:MAX": `"1:2"`, "POLICY": `"halt-after=3"`, "BYTES": `"64MiB"`}
+	values := map[string]string{"int": "1", "N|auto|gpu|cpu": "1", "K": "true", "uint64": "1", "bool": "true", "string": `"x"`, "stringSlice": `["a:1"]`, "D": `"3s"`, "STEPS|D": `"10"`, "MIN:MAX": `"1:2"`, "POLICY": `"halt-after=3"`, "BYTES": `"64MiB"`}
 	f := pflag.NewFlagSet("", pflag.ContinueOnError)
 	Default().Flags(f)
 	f.VisitAll(func(p *pflag.Flag) {

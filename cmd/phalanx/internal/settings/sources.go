@@ -30,6 +30,8 @@ func (s *Settings) Flags(f *pflag.FlagSet) {
 	f.Var((*hosts)(s), "nnodes", "hosts of the job, `MIN:MAX`; with fewer than MIN the job waits")
 	f.IntVar(&s.Min, "min", s.Min, "least `N` members that may train (default: one replica group, or what MIN hosts need)")
 	f.IntVar(&s.Spares, "spares", s.Spares, "`K` more members on this host that wait to take a place")
+	f.Var((*warm)(&s.Warm), "warm", "start `K` trainers ahead on this host, which take over where one dies; --warm alone is --warm=1")
+	f.Lookup("warm").NoOptDefVal = "1"
 	f.StringSliceVar(&s.Join, "join", s.Join, "`ADDR:PORT,…` of members to join; names are resolved again at every try")
 	f.StringVar(&s.Bind, "bind", s.Bind, "listen on `ADDR[:PORT]`; the port is that of this host's member 0")
 	f.StringVar(&s.Advertise, "advertise", s.Advertise, "`ADDR` that the others dial (default: what is bound)")

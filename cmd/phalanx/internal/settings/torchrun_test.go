@@ -172,3 +172,16 @@ func TestPlaceLogs(t *testing.T) {
 		t.Errorf("another place: %v", err)
 	}
 }
+
+func TestWarmFlag(t *testing.T) {
+	for text, want := range map[string]int{"--warm": 1, "--warm=2": 2, "--warm=0": 0, "--warm=true": 1, "--warm=false": 0} {
+		if s, _, err := torchrun(t, nil, text, "x"); err != nil || s.Warm != want {
+			t.Errorf("%s: %d, %v, want %d", text, s.Warm, err, want)
+		}
+	}
+	for _, text := range []string{"--warm=cuda", "--warm=-1", "--warm=some"} {
+		if _, _, err := torchrun(t, nil, text, "x"); err == nil {
+			t.Errorf("%s is taken", text)
+		}
+	}
+}

@@ -46,6 +46,9 @@ func (s *supervisor) stopAll(why string) {
 		return
 	}
 	s.stop = why
+	if s.warm != nil {
+		s.warm.end() // nobody takes over any more, and the last save needs the processors
+	}
 	for _, d := range s.daemons {
 		if d.pid != 0 {
 			s.askToStop(d)

@@ -17,6 +17,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"phalanx/client/wire"
 	"phalanx/cmd/phalanx/internal/control"
 	"phalanx/cmd/phalanx/internal/settings"
 	"phalanx/membership"
@@ -83,6 +84,7 @@ type supervisor struct {
 	stop    string      // why the job is being stopped, "" while it is not
 	failure *node.Problem
 	giveUpC <-chan time.Time // when the others have had time enough to leave after a failure
+	warm    *keeper          // nil: no process is started ahead
 	doneAt  time.Time        // when the first member of this host said that the job is done
 }
 
@@ -119,6 +121,20 @@ func Run(ctx context.Context, c Config) (node.Outcome, error) {
 			s.killAll()
 		}
 		return node.Outcome{}, err
+	}
+	if s.Settings.Warm > 0 {
+		s.warm = s.newKeeper()
+		warmCtx, stopWarm := context.WithCancel(ctx)
+		cooled := make(chan struct{})
+		go func() { // ends before Run returns
+			defer close(cooled)
+			s.warm.run(warmCtx)
+		}()
+		defer func() {
+			stopWarm()
+			<-cooled
+			s.reap()
+		}()
 	}
 	noteCtx, stopNotes := context.WithCancel(ctx)
 	noted := make(chan struct{})
@@ -228,6 +244,27 @@ func (s *supervisor) start(d *daemon) error {
 		s.askToStop(d)
 	}
 	return nil
+}
+
+// newKeeper makes what starts trainers ahead. They have the environment of a daemon's: not the key.
+func (s *supervisor) newKeeper() *keeper {
+	k := &keeper{
+		want: s.Settings.Warm, host: s.Settings.Host, paths: node.NewPaths(s.dir, ""), command: s.Settings.Command, log: s.Log, nice: mayRaise(), plain: s.Settings.Plain,
+		wake: make(chan struct{}, 1), // 1: one look sees all
+	}
+	for _, e := range s.Env {
+		if !strings.HasPrefix(e, settings.KeyVariable+"=") {
+			k.env = append(k.env, e)
+		}
+	}
+	k.env = append(k.env, node.StartEnv(s.Settings.Plain, s.Settings.LocalSize())...)
+	if s.Settings.Plain { // its scripts read their rank before they reach for the daemon
+		k.env = append(k.env, wire.WarmAtVariable+"=import")
+	}
+	if !k.nice {
+		s.Log.Info("trainers are started ahead at normal priority: a lower one could not be taken back here")
+	}
+	return k
 }
 
 func (s *supervisor) release() {
@@ -443,12 +480,11 @@ func (s *supervisor) reap() {
 				d.status, d.reaped, known = status, pid, true
 			}
 		}
+		if !known {
+			s.warm.reaped(pid, status)
+		}
 		if !known && s.Settings.Plain {
-			code := status.ExitStatus()
-			if status.Signaled() {
-				code = 128 + int(status.Signal())
-			}
-			node.NotePlainExit(s.dir, s.Settings.LocalSize(), pid, code)
+			node.NotePlainExit(s.dir, s.Settings.LocalSize(), pid, exitCode(status))
 		}
 	}
 }
