@@ -85,7 +85,8 @@ def build_binary(target: Path, version: str) -> None:
     else:
         if shutil.which("go") is None:
             raise fail(
-                "go is missing, which builds the phalanx command; install it, or name a phalanx by PHALANX_BINARY"
+                "go is missing, which builds the phalanx command; "
+                "install it, or name a phalanx by PHALANX_BINARY"
             )
         env = os.environ | {"CGO_ENABLED": "0", "GOAMD64": "v1"}
         command = [

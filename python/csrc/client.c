@@ -58,18 +58,24 @@ int64_t phx_slab_offset(const phx_client *c, int64_t tensor) { return c->slab_of
 int64_t phx_slab_bytes(const phx_client *c) { return c->slab_bytes; }
 
 /* map_memory maps the daemon's files. */
-static int map_memory(phx_client *c, const char *page, const char *bells, const char *segment, const char *slab) {
+static int map_memory(phx_client *c, const char *page, const char *bells, const char *segment, const char *const *slabs, int slab_count) {
 	char why[400] = "";
 	if (region_open(page, &c->page, why, sizeof why) != 0 || page_check(&c->page, page, why, sizeof why) != 0 ||
-		region_open(bells, &c->bells, why, sizeof why) != 0 || region_open(segment, &c->segment, why, sizeof why) != 0 ||
-		(slab != NULL && region_open(slab, &c->slab, why, sizeof why) != 0))
+		region_open(bells, &c->bells, why, sizeof why) != 0 || region_open(segment, &c->segment, why, sizeof why) != 0)
 		return fail(c, PHX_E_MEMORY, "%s", why);
 	if (c->bells.bytes < PHALANX_BELL_LINES * PHALANX_BELL_BYTES)
 		return fail(c, PHX_E_MEMORY, "%s: %zu bytes, want %d: of another release", bells, c->bells.bytes, PHALANX_BELL_LINES * PHALANX_BELL_BYTES);
 	if ((int64_t)c->segment.bytes < c->plan.bytes)
 		return fail(c, PHX_E_MEMORY, "segment of %zu bytes, the trainer asked for %" PRId64, c->segment.bytes, c->plan.bytes);
-	if (slab != NULL && (int64_t)c->slab.bytes < c->slab_bytes)
-		return fail(c, PHX_E_MEMORY, "slab of %zu bytes, the state needs %" PRId64, c->slab.bytes, c->slab_bytes);
+	if (slab_count < 0 || slab_count > PHX_MAX_SLABS)
+		return fail(c, PHX_E_ARGUMENT, "%d slabs, at most %d can be used", slab_count, PHX_MAX_SLABS);
+	for (int i = 0; i < slab_count; i++) {
+		if (region_open(slabs[i], &c->slabs[i], why, sizeof why) != 0)
+			return fail(c, PHX_E_MEMORY, "%s", why);
+		if ((int64_t)c->slabs[i].bytes < c->slab_bytes)
+			return fail(c, PHX_E_MEMORY, "slab of %zu bytes, the state needs %" PRId64, c->slabs[i].bytes, c->slab_bytes);
+	}
+	c->slab_count = slab_count;
 	return 0;
 }
 
@@ -106,39 +112,42 @@ static void announce_fresh(phx_client *c) {
 }
 
 static void unmap(phx_client *c) {
-	region_unmap(&c->slab);
+	for (int i = 0; i < PHX_MAX_SLABS; i++)
+		region_unmap(&c->slabs[i]);
+	c->slab_count = 0;
 	region_unmap(&c->segment);
 	region_unmap(&c->bells);
 	region_unmap(&c->page);
 	c->words = NULL;
 }
 
-/* populate maps the pages of the slab beside the first steps, so that the first save copies as fast as later ones. */
+/* populate maps the pages of the slabs beside the first steps, so that the first save copies as fast as later ones. */
 static void *populate(void *arg) {
 	phx_client *c = arg;
 	enum { step = 4 << 20 }; /* about 1 ms: meanwhile nobody in the process maps or unmaps anything */
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23
 #endif
-	for (size_t at = 0; at < c->slab.bytes && !__atomic_load_n(&c->populate_over, __ATOMIC_RELAXED); at += step) {
-		size_t n = c->slab.bytes - at < step ? c->slab.bytes - at : step;
-		if (madvise(c->slab.at + at, n, MADV_POPULATE_WRITE) != 0)
-			break; /* a kernel before 5.14: the first save copies slowly */
-	}
+	for (int i = 0; i < c->slab_count; i++)
+		for (size_t at = 0; at < c->slabs[i].bytes && !__atomic_load_n(&c->populate_over, __ATOMIC_RELAXED); at += step) {
+			size_t n = c->slabs[i].bytes - at < step ? c->slabs[i].bytes - at : step;
+			if (madvise(c->slabs[i].at + at, n, MADV_POPULATE_WRITE) != 0)
+				return NULL; /* a kernel before 5.14: the first save copies slowly */
+		}
 	return NULL;
 }
 
-int phx_attach(phx_client *c, const char *page, const char *bells, const char *segment, const char *slab, uint64_t start) {
+int phx_attach(phx_client *c, const char *page, const char *bells, const char *segment, const char *const *slabs, int slab_count, uint64_t start) {
 	if (c->words != NULL)
 		return fail(c, PHX_E_ILLEGAL, "attached already");
-	int r = map_memory(c, page, bells, segment, slab);
+	int r = map_memory(c, page, bells, segment, slabs, slab_count);
 	if (r != 0) {
 		unmap(c);
 		return r;
 	}
 	c->start = start;
 	announce_fresh(c);
-	if (slab != NULL && thread_start(&c->populate_thread, populate, c) == 0)
+	if (slab_count > 0 && thread_start(&c->populate_thread, populate, c) == 0)
 		c->populating = 1;
 	return 0;
 }
@@ -146,7 +155,7 @@ int phx_attach(phx_client *c, const char *page, const char *bells, const char *s
 int phx_attach_plain(phx_client *c, const char *page, const char *bells, const char *segment, uint64_t start) {
 	if (c->words != NULL)
 		return fail(c, PHX_E_ILLEGAL, "attached already");
-	int r = map_memory(c, page, bells, segment, NULL);
+	int r = map_memory(c, page, bells, segment, NULL, 0);
 	if (r != 0) {
 		unmap(c);
 		return r;

@@ -56,11 +56,12 @@ enum { max_stack = 64, notes_bytes = 4096, any_coordinate = -1, ended_places = 4
 #define REVOKE_GRACE_NS (5ll * 1000000000)
 #define GROUP_WORLD (~(uint64_t)0)
 
-/* One copy of the state into the slab. Its threads are the only writers of the slab until done; the owner starts and joins it. */
+/* One copy of the state into a slab. Its threads are the only writers of the slab until done; the owner starts and joins it. */
 typedef struct {
 	bool running; /* the owner's: started and not joined */
 	pthread_t thread;
 	uint64_t sequence;
+	uint8_t *slab;
 	label from;
 	int abort, done;   /* atomic */
 	int64_t next;      /* atomic: the piece that is copied next */
@@ -75,7 +76,8 @@ struct phx_client {
 	segment_plan plan;
 	char error[512];
 
-	region page, bells, segment, slab;
+	region page, bells, segment, slabs[PHX_MAX_SLABS];
+	int slab_count;
 	uint64_t *words; /* of the page */
 	bell own, daemon;
 	uint64_t start;  /* of this process */

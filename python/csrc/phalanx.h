@@ -127,9 +127,10 @@ PHX_API uint64_t phx_layout_hash(const phx_client *c);
 PHX_API int64_t phx_slab_offset(const phx_client *c, int64_t tensor);
 PHX_API int64_t phx_slab_bytes(const phx_client *c);
 
-/* phx_attach maps what the daemon prepared and announces a fresh state, that of step 0. slab may be NULL. start is this
- * process's start time, field 22 of /proc/PID/stat. */
-PHX_API int phx_attach(phx_client *c, const char *page, const char *bells, const char *segment, const char *slab, uint64_t start);
+/* phx_attach maps what the daemon prepared and announces a fresh state, that of step 0. There are none to PHX_MAX_SLABS slabs, which
+ * are used by turns. start is this process's start time, field 22 of /proc/PID/stat. */
+enum { PHX_MAX_SLABS = 2 };
+PHX_API int phx_attach(phx_client *c, const char *page, const char *bells, const char *segment, const char *const *slabs, int slab_count, uint64_t start);
 /* phx_attach_alone makes a world of one without a daemon: the same calls, the same bits. */
 PHX_API int phx_attach_alone(phx_client *c);
 /* phx_start_pulse lets the daemon see the end of this process before its memory is unmapped. It starts a thread that sleeps. */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Staging: the state is copied into the slab by threads of the library, beside the owner's computation.
+ * Staging: the state is copied into a slab by threads of the library, beside the owner's computation.
  */
 
 #include <string.h>
@@ -30,7 +30,7 @@ static void *copy_pieces(void *arg) {
 		if (tensor == c->tensor_count || __atomic_load_n(&s->abort, __ATOMIC_RELAXED))
 			return NULL;
 		int64_t from = (piece - before) * stage_chunk, left = c->tensors[tensor].bytes - from;
-		memcpy(c->slab.at + c->slab_offsets[tensor] + from, (const uint8_t *)c->tensors[tensor].address + from,
+		memcpy(s->slab + c->slab_offsets[tensor] + from, (const uint8_t *)c->tensors[tensor].address + from,
 			(size_t)(left < stage_chunk ? left : stage_chunk));
 	}
 }
@@ -47,7 +47,7 @@ static void write_header(phx_client *c, uint64_t state) {
 	h[F(S_HEADER, SEQUENCE)] = c->stage.sequence;
 	h[F(S_HEADER, STATE)] = state;
 	h[F(S_HEADER, LAYOUT_HASH)] = c->layout_hash;
-	cell_write((uint64_t *)(c->slab.at + PHALANX_S_HEADER_AT), h, W(S_HEADER));
+	cell_write((uint64_t *)(c->stage.slab + PHALANX_S_HEADER_AT), h, W(S_HEADER));
 }
 
 static void write_staged(phx_client *c, uint64_t sequence, uint64_t step, bool ok, const label *l) {
@@ -135,7 +135,7 @@ void serve_save(phx_client *c) {
 	}
 	if (sequence <= c->answer)
 		return;
-	if (aborted || c->slab.at == NULL || c->torn || !c->applied.valid || c->applied.step > step) {
+	if (aborted || c->slab_count == 0 || c->torn || !c->applied.valid || c->applied.step > step) {
 		c->answer = sequence;
 		write_staged(c, sequence, step, false, NULL);
 		bell_ring(c->daemon);
@@ -143,6 +143,7 @@ void serve_save(phx_client *c) {
 		c->answer = sequence;
 		memset(s, 0, sizeof *s);
 		s->sequence = sequence;
+		s->slab = c->slabs[sequence % (uint64_t)c->slab_count].at;
 		s->from = c->applied;
 		if (thread_start(&s->thread, stage, c) == 0)
 			s->running = true;

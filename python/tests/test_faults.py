@@ -140,7 +140,7 @@ def test_term_leaves_in_order(folder: Path) -> None:
 
 def test_all_are_killed_and_the_job_goes_on_from_its_checkpoint(folder: Path) -> None:
     command = toy("--steps", "60", "--floor", "0.02")
-    flags = ("--nproc", "2", "--save-every", "10")
+    flags = ("--nproc", "2", "--save-every", "10", "--slabs", "2")
     with job(folder, command, *flags) as j:
         s = j.until("a checkpoint", lambda s: (s.get("published") or {}).get("step", 0) >= 20)
         assert s["step"] < 60

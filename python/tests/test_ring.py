@@ -81,3 +81,11 @@ def test_beside_the_step(folder: Path) -> None:
         assert j.wait() == 0, j.output
         assert len(j.finals()) == 1, j.output
         assert "gathered 3" in j.output
+
+
+def test_groups_of_a_job_without_steps(folder: Path) -> None:
+    with job(folder, toy(script="groups.py"), "--plain", "--nproc", "4") as j:
+        assert j.wait() == 0, j.output
+        for rank in range(4):
+            assert f"rank {rank} of 4 is well" in j.output
+        assert float(j.until_line(r"freed after ([\d.]+) s").group(1)) < 2

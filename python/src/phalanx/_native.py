@@ -129,7 +129,11 @@ _CALLS: dict[str, tuple[list[object], object, bool]] = {
     "phx_layout_hash": ([_CLIENT], c_uint64, False),
     "phx_slab_offset": ([_CLIENT, c_int64], c_int64, False),
     "phx_slab_bytes": ([_CLIENT], c_int64, False),
-    "phx_attach": ([_CLIENT, c_char_p, c_char_p, c_char_p, c_char_p, c_uint64], c_int, False),
+    "phx_attach": (
+        [_CLIENT, c_char_p, c_char_p, c_char_p, POINTER(c_char_p), c_int, c_uint64],
+        c_int,
+        False,
+    ),
     "phx_attach_alone": ([_CLIENT], c_int, False),
     "phx_start_pulse": ([_CLIENT], c_int, False),
     "phx_close": ([_CLIENT], None, True),

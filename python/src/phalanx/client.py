@@ -271,6 +271,7 @@ class Client:
             "segment_bytes": self.segment_bytes,
             "client": "python",
             "groups": 64,
+            "slabs": 2,
         }
         if pinned >= 0:
             hello["coordinate"] = pinned
@@ -282,9 +283,10 @@ class Client:
                 f"the job has another spec: {difference}",
                 "start with the job's settings",
             )
-        slab = os.fsencode(welcome["slab"]) if welcome.get("slab") else None
-        names = self._names_of(welcome)
-        self._check(self._library.posts.phx_attach(self._handle, *names, slab, words["start"]))
+        paths = welcome.get("slabs") or ([welcome["slab"]] if welcome.get("slab") else [])
+        slabs = (ctypes.c_char_p * max(1, len(paths)))(*(os.fsencode(path) for path in paths))
+        names, start = self._names_of(welcome), words["start"]
+        self._check(self._library.posts.phx_attach(self._handle, *names, slabs, len(paths), start))
         self._start_pulse()
 
     def _attach_plain(self, welcome: dict[str, Any], start: int) -> None:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from . import _native as native
 from . import _page as page
 from .errors import CollectiveFailed, Error, Illegal, Orphaned, Revoked
-from .hello import ask, say_hello, socket_path, trainer_words
+from .hello import ask_until, say_hello, socket_path, trainer_words
 
 WORLD = (1 << 64) - 1
 """The group of all ranks of the generation."""
@@ -136,7 +136,7 @@ class Ring:
         if generation is not None:
             epoch, number = generation
             body["generation"] = f"{epoch}.{number}" if epoch else number
-        ask(self._socket, "POST", "/v1/group", body, timeout)
+        ask_until(self._socket, "POST", "/v1/group", body, timeout)
 
     def post(
         self,
