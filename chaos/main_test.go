@@ -47,7 +47,7 @@ func build(run func() int) (code int, err error) {
 		return 1, err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
-	cmd := exec.Command("go", "build", "-trimpath", "-o", dir+"/", "../cmd/phalanx", "../cmd/phalanx-lm")
+	cmd := exec.Command("go", "build", "-trimpath", "-o", dir+"/", "../cmd/phalanx", "../cmd/phalanx-lm", "./internal/shards")
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOAMD64=v1")
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return 1, fmt.Errorf("build: %w\n%s", err, out)

@@ -164,6 +164,9 @@ func (c *Client) take(seat wire.Seat, sequence uint64) (over bool, err error) {
 
 // checkSeat refuses a place for which the segment was not planned.
 func (c *Client) checkSeat(s wire.Seat) error {
+	if !c.cfg.Pin.Fits(s.Coordinate) {
+		return fmt.Errorf("generation %s gives coordinate %d to a member at %s: %w", s.Generation, s.Coordinate, c.cfg.Pin, ErrSeat)
+	}
 	if s.SlotCount != c.cfg.Spec.Slots || s.SlotFirst < 0 || s.SlotFirst >= s.SlotEnd || int(s.SlotEnd) > s.SlotCount || s.World < 1 || s.GroupSize < 1 {
 		return fmt.Errorf("generation %s gives slots %d to %d of %d in a world of %d, the job has %d slots: %w",
 			s.Generation, s.SlotFirst, s.SlotEnd, s.SlotCount, s.World, c.cfg.Spec.Slots, ErrSeat)

@@ -19,11 +19,14 @@ type Config struct {
 	Spec phalanx.JobSpec
 	// State lists every tensor of the training state: weights, optimizer, step count, random streams. The memory is live:
 	// the library reads it for heals and saves and writes it when this member heals. Names are unique; all members list
-	// the same tensors in the same order.
+	// the same tensors in the same order, or, with Pin, all members of one coordinate.
 	State []kernels.Tensor
 	// Global says of tensors of State, by name, that they are boxes of larger tensors, which the ranks of a replica group hold
 	// together. Checkpoints hold the larger ones and can be restored into any other cut.
 	Global map[string]phalanx.Global
+	// Pin is the coordinate at which alone this member may sit, because State is the shard of that one: phalanx.PinTo of what
+	// Client.Place says. Without it State must be the same at every coordinate.
+	Pin phalanx.Pin
 	// PerRank names tensors of State that each rank has of its own; all others are equal on all ranks with one coordinate.
 	PerRank map[string]bool
 	// GradientElements is the number of float32 that one step reduces.
@@ -77,6 +80,8 @@ func (cfg *Config) validate() ([]phalanx.TensorInfo, error) {
 		return nil, err
 	}
 	switch {
+	case !cfg.Pin.Valid(cfg.Spec.GroupSize):
+		return nil, fmt.Errorf("pinned to %s in groups of %d; ask Place for it", cfg.Pin, cfg.Spec.GroupSize)
 	case cfg.Apply == nil:
 		return nil, errors.New("no Apply: register the optimizer")
 	case cfg.GradientElements < 0 || cfg.CountElements < 0 || cfg.ExtraSegmentBytes < 0:

@@ -14,10 +14,12 @@ import (
 	"net/http"
 	"os"
 	"os/signal"
+	"strconv"
 	"sync"
 	"syscall"
 	"time"
 
+	"phalanx"
 	"phalanx/client/wire"
 	"phalanx/internal/failpoint"
 )
@@ -55,7 +57,7 @@ func (c *Client) Hello(ctx context.Context, cfg Config) error {
 	p := c.process
 	welcome, err := c.sayHello(ctx, wire.Hello{
 		PID: p.PID, Start: p.Start, ProtocolMin: wire.Protocol, ProtocolMax: wire.Protocol, Spec: cfg.Spec, State: infos,
-		SegmentBytes: planSegment(cfg).bytes, Client: "go", Slabs: wire.MaxSlabs,
+		Coordinate: cfg.Pin, SegmentBytes: planSegment(cfg).bytes, Client: "go", Slabs: wire.MaxSlabs,
 	})
 	if err != nil {
 		return fmt.Errorf("hello: %w", err)
@@ -99,52 +101,69 @@ func (c *Client) sayHello(ctx context.Context, hello wire.Hello) (wire.Welcome, 
 	if err != nil {
 		return wire.Welcome{}, fmt.Errorf("encode: %w", err)
 	}
+	return askDaemon[wire.Welcome](ctx, c.process, http.MethodPost, wire.HelloPath, body)
+}
+
+// Place asks the daemon at which coordinate of groups of the given size this process is to sit, before it makes the shard of the
+// model that belongs there. Config.Pin takes the answer, which stays the same for this process. While nobody can tell yet it asks
+// again until ctx ends.
+func (c *Client) Place(ctx context.Context, groupSize int) (coordinate int, err error) {
+	path := wire.PlacePath + "?group_size=" + strconv.Itoa(groupSize)
+	place, err := askDaemon[wire.PlaceAnswer](ctx, c.process, http.MethodGet, path, nil)
+	if err != nil {
+		return 0, fmt.Errorf("place in groups of %d: %w", groupSize, err)
+	}
+	if !phalanx.PinTo(place.Coordinate).Valid(groupSize) || place.Coordinate < 0 {
+		return 0, fmt.Errorf("place in groups of %d: the daemon answered %d; run daemon and client of one release: %w", groupSize, place.Coordinate, wire.ErrVersion)
+	}
+	return place.Coordinate, nil
+}
+
+// askDaemon asks until the answer is another one than "ask again", or ctx ends.
+func askDaemon[A any](ctx context.Context, p Process, method, path string, body []byte) (A, error) {
 	hc := &http.Client{Transport: &http.Transport{
 		DisableKeepAlives: true, // no socket stays open in the trainer
-		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-			return c.process.Dial(ctx)
-		},
+		DialContext:       func(ctx context.Context, _, _ string) (net.Conn, error) { return p.Dial(ctx) },
 	}}
 	for {
-		welcome, err := postHello(ctx, hc, body)
+		answer, err := askOnce[A](ctx, hc, method, path, body)
 		var refusal *wire.Error
 		if !errors.As(err, &refusal) || refusal.Code != wire.CodeBusy {
-			return welcome, err
+			return answer, err
 		}
 		select {
 		case <-time.After(helloRetry):
 		case <-ctx.Done():
-			return wire.Welcome{}, fmt.Errorf("%w: %w", refusal, context.Cause(ctx))
+			return answer, fmt.Errorf("%w: %w", refusal, context.Cause(ctx))
 		}
 	}
 }
 
-func postHello(ctx context.Context, hc *http.Client, body []byte) (wire.Welcome, error) {
-	var welcome wire.Welcome
-	request, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://phalanx"+wire.HelloPath, bytes.NewReader(body))
+func askOnce[A any](ctx context.Context, hc *http.Client, method, path string, body []byte) (out A, err error) {
+	request, err := http.NewRequestWithContext(ctx, method, "http://phalanx"+path, bytes.NewReader(body))
 	if err != nil {
-		return welcome, err
+		return out, err
 	}
 	request.Header.Set("Content-Type", "application/json")
 	response, err := hc.Do(request)
 	if err != nil {
-		return welcome, fmt.Errorf("ask the daemon: %w", err)
+		return out, fmt.Errorf("ask the daemon: %w", err)
 	}
 	answer, err := io.ReadAll(io.LimitReader(response.Body, maxBodyBytes))
 	if err := errors.Join(err, response.Body.Close()); err != nil {
-		return welcome, fmt.Errorf("read the daemon's answer: %w", err)
+		return out, fmt.Errorf("read the daemon's answer: %w", err)
 	}
 	if response.StatusCode != http.StatusOK {
 		refusal := &wire.Error{}
 		if json.Unmarshal(answer, refusal) != nil || refusal.Message == "" {
 			refusal.Message = fmt.Sprintf("the daemon answered %s", response.Status)
 		}
-		return welcome, refusal
+		return out, refusal
 	}
-	if err := json.Unmarshal(answer, &welcome); err != nil {
-		return welcome, fmt.Errorf("read the daemon's answer: %w", err)
+	if err := json.Unmarshal(answer, &out); err != nil {
+		return out, fmt.Errorf("read the daemon's answer: %w", err)
 	}
-	return welcome, nil
+	return out, nil
 }
 
 // mapMemory maps what the daemon prepared. What is mapped is ended by Close, also after an error.

@@ -135,7 +135,10 @@ func (s *State) admit(c AdmitMembers) error {
 		s.Spec, s.State, s.Policy = &spec, c.State, *c.Policy
 	}
 	for _, a := range c.Members {
-		m := Member{Incarnate: a.Incarnate, State: Joining, Host: a.Host, Coordinate: -1}
+		if err := s.pin(a); err != nil {
+			return err
+		}
+		m := Member{Incarnate: a.Incarnate, State: Joining, Host: a.Host, Coordinate: -1, Pin: a.Pin}
 		old := s.Member(a.Member)
 		switch {
 		case !a.Member.Valid() || a.Incarnation == 0:
@@ -378,7 +381,7 @@ func (s *State) checkWorld(c FormGeneration) error {
 			return fmt.Errorf("seat %d is %s: %w", r, seat.Incarnate, ErrWorld)
 		}
 		seen[seat.Member] = true
-		if int(seat.Rank) != r || seat.Group != r/g || seat.Coordinate != r%g || seat.Slots != deal[r/g] {
+		if int(seat.Rank) != r || seat.Group != r/g || seat.Coordinate != r%g || seat.Slots != deal[r/g] || !m.Pin.Fits(seat.Coordinate) {
 			return fmt.Errorf("seat %d of %s is out of place: %w", r, seat.Incarnate, ErrWorld)
 		}
 	}

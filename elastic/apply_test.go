@@ -79,11 +79,11 @@ func TestRefusals(t *testing.T) {
 		"activate an older generation":   {func(*State) Command { return Activate{} }, "base"},
 		"evict somebody in the world":    {func(*State) Command { return EvictMembers{Evictions: []Eviction{{Incarnate: who("a/0", 1)}}} }, "illegal"},
 		"evict a stranger":               {func(*State) Command { return EvictMembers{Evictions: []Eviction{{Incarnate: who("z/0", 1)}}} }, "member"},
-		"admit the same life":            {func(*State) Command { return AdmitMembers{Members: []Admission{{who("c/0", 1), "c"}}} }, "member"},
-		"admit a later life of a spare":  {func(*State) Command { return AdmitMembers{Members: []Admission{{who("c/0", 2), "c"}}} }, "member"},
-		"admit a later quarantined life": {func(*State) Command { return AdmitMembers{Members: []Admission{{who("d/0", 2), "d"}}} }, "ok"},
-		"admit life zero":                {func(*State) Command { return AdmitMembers{Members: []Admission{{who("e/0", 0), "e"}}} }, "member"},
-		"admit a name without index":     {func(*State) Command { return AdmitMembers{Members: []Admission{{who("e", 1), "e"}}} }, "member"},
+		"admit the same life":            {func(*State) Command { return AdmitMembers{Members: []Admission{admission(who("c/0", 1))}} }, "member"},
+		"admit a later life of a spare":  {func(*State) Command { return AdmitMembers{Members: []Admission{admission(who("c/0", 2))}} }, "member"},
+		"admit a later quarantined life": {func(*State) Command { return AdmitMembers{Members: []Admission{admission(who("d/0", 2))}} }, "ok"},
+		"admit life zero":                {func(*State) Command { return AdmitMembers{Members: []Admission{admission(who("e/0", 0))}} }, "member"},
+		"admit a name without index":     {func(*State) Command { return AdmitMembers{Members: []Admission{admission(who("e", 1))}} }, "member"},
 		"drain a stranger":               {func(*State) Command { return Drain{Member: "z/0"} }, "member"},
 		"quarantine a stranger":          {func(*State) Command { return Quarantine{Member: "z/0"} }, "member"},
 		"lift nothing":                   {func(*State) Command { return Lift{Member: "a/0"} }, "member"},
@@ -181,7 +181,7 @@ func TestMembersMove(t *testing.T) {
 	state("c/0", Gone)
 	s = do(t, s, late)
 	state("b/0", Draining) // a formation on its way does not undo the drain
-	s = do(t, s, AdmitMembers{Members: []Admission{{who("c/0", 2), "c"}}})
+	s = do(t, s, AdmitMembers{Members: []Admission{admission(who("c/0", 2))}})
 	s = do(t, s, formed(s, nil, "a/0", "c/0"))
 	state("b/0", Gone)
 	state("c/0", Active)
@@ -189,12 +189,12 @@ func TestMembersMove(t *testing.T) {
 	state("c/0", Draining)
 	s = do(t, s, formed(s, &HaltReason{Kind: BelowMinimum}, "a/0"))
 	state("c/0", Quarantined)
-	s = do(t, s, AdmitMembers{Members: []Admission{{who("c/0", 3), "c"}, {who("b/0", 2), "b"}}})
+	s = do(t, s, AdmitMembers{Members: []Admission{admission(who("c/0", 3)), admission(who("b/0", 2))}})
 	state("c/0", Quarantined)
 	state("b/0", Joining)
 	s = do(t, s, Lift{Member: "c/0"})
 	state("c/0", Gone)
-	s = do(t, s, AdmitMembers{Members: []Admission{{who("c/0", 4), "c"}}})
+	s = do(t, s, AdmitMembers{Members: []Admission{admission(who("c/0", 4))}})
 	state("c/0", Spare) // the world wants two, and b/0 has come before
 }
 

@@ -11,6 +11,7 @@ import (
 // candidate is a member that may sit in the next world.
 type candidate struct {
 	phalanx.Incarnate
+	pin        phalanx.Pin
 	coordinate int  // of the state it holds, -1 for none
 	holds      bool // stands at the floor for its coordinate, or rolls forward to it
 }
@@ -37,17 +38,7 @@ func assemble(s *State, survivors []candidate, spares []candidate) []phalanx.Sea
 			}
 		}
 	}
-	groups := 0
-	for k := s.WantGroups(); k > 0; k-- {
-		need := 0
-		for c := range g {
-			need += max(0, k-perCoordinate[c])
-		}
-		if need <= len(spares) {
-			groups = k
-			break
-		}
-	}
+	groups := completable(s, perCoordinate, spares)
 	kept := keepGroups(place, groups)
 	pool := make([][]candidate, g) // leftovers of groups that are not kept, by coordinate
 	for i, group := range place {
@@ -61,8 +52,9 @@ func assemble(s *State, survivors []candidate, spares []candidate) []phalanx.Sea
 		}
 	}
 	free := slices.Clone(spares)
-	// The order of preference: leftovers of this coordinate, for no spare may be used up where one is left; spares that stand
-	// at the floor; spares that possess nothing; last one of those whose coordinate has the most holders, so that no coordinate loses its only one.
+	// The order of preference: leftovers of this coordinate, for no spare may be used up where one is left; spares that may sit here
+	// alone; spares that stand at the floor; spares that possess nothing; last one of those whose coordinate has the most holders, so
+	// that no coordinate loses its only one.
 	take := func(c int) candidate {
 		pick := func(from *[]candidate, fits func(candidate) bool) (x candidate, ok bool) {
 			i := slices.IndexFunc(*from, fits)
@@ -79,17 +71,25 @@ func assemble(s *State, survivors []candidate, spares []candidate) []phalanx.Sea
 		if x, ok := pick(&pool[c], func(candidate) bool { return true }); ok {
 			return x
 		}
-		if x, ok := pick(&free, func(x candidate) bool { return x.holds && x.coordinate == c }); ok {
+		here := func(x candidate) bool { return x.pin == phalanx.PinTo(c) }
+		if x, ok := pick(&free, func(x candidate) bool { return here(x) && x.holds && x.coordinate == c }); ok {
 			return x
 		}
-		if x, ok := pick(&free, func(x candidate) bool { return !x.holds }); ok {
+		if x, ok := pick(&free, here); ok {
+			return x
+		}
+		anywhere := func(x candidate) bool { return x.pin == phalanx.AnyPlace }
+		if x, ok := pick(&free, func(x candidate) bool { return anywhere(x) && x.holds && x.coordinate == c }); ok {
+			return x
+		}
+		if x, ok := pick(&free, func(x candidate) bool { return anywhere(x) && !x.holds }); ok {
 			return x
 		}
 		most, at := 0, 0
 		for o := range g {
 			n := 0
 			for _, x := range free {
-				if x.coordinate == o {
+				if anywhere(x) && x.coordinate == o {
 					n++
 				}
 			}
@@ -97,7 +97,7 @@ func assemble(s *State, survivors []candidate, spares []candidate) []phalanx.Sea
 				most, at = n, o
 			}
 		}
-		x, _ := pick(&free, func(x candidate) bool { return x.coordinate == at })
+		x, _ := pick(&free, func(x candidate) bool { return anywhere(x) && x.coordinate == at })
 		return x
 	}
 	var seats []phalanx.Seat
@@ -114,6 +114,39 @@ func assemble(s *State, survivors []candidate, spares []candidate) []phalanx.Sea
 		}
 	}
 	return seats
+}
+
+// completable is the largest number of groups that a full world allows and that members make: there are so many at each coordinate,
+// and spares, of which some may sit at one coordinate alone.
+func completable(s *State, perCoordinate []int, spares []candidate) int {
+	pinned, free := make([]int, len(perCoordinate)), 0
+	for _, x := range spares {
+		if c := x.pin.Coordinate(); c >= 0 && c < len(pinned) {
+			pinned[c]++
+		} else if x.pin == phalanx.AnyPlace {
+			free++
+		}
+	}
+	for k := s.WantGroups(); k > 0; k-- {
+		need := 0
+		for c := range perCoordinate {
+			need += max(0, k-perCoordinate[c]-pinned[c])
+		}
+		if need <= free {
+			return k
+		}
+	}
+	return 0
+}
+
+// vacant is the first coordinate at which none of the candidates may sit, -1 when each has one.
+func vacant(s *State, all []candidate) int {
+	for c := range s.GroupSize() {
+		if !slices.ContainsFunc(all, func(x candidate) bool { return x.pin.Fits(c) }) {
+			return c
+		}
+	}
+	return -1
 }
 
 func slotCount(s *State) int {

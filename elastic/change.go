@@ -58,7 +58,7 @@ func (p Planner) wanted(s *State, f *Facts) (bool, string) {
 		if m != nil && m.State == Draining {
 			continue
 		}
-		survivors = append(survivors, candidate{seat.Incarnate, seat.Coordinate, true})
+		survivors = append(survivors, candidate{Incarnate: seat.Incarnate, coordinate: seat.Coordinate, holds: true})
 	}
 	if len(survivors) < s.World.Size() {
 		return true, fmt.Sprintf("%d members leave", s.World.Size()-len(survivors))

@@ -14,7 +14,7 @@ import (
 func Check(s *State) error {
 	var errs []error
 	wrong := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
-	if s.Version != FormatVersion || s.FeatureLevel > FormatVersion {
+	if s.Version < versionBase || s.Version > FormatVersion || s.FeatureLevel > FormatVersion {
 		wrong("version %d, feature level %d", s.Version, s.FeatureLevel)
 	}
 	if s.Spec == nil && (len(s.Members) > 0 || !s.World.Generation.IsZero()) {
@@ -22,6 +22,7 @@ func Check(s *State) error {
 	}
 	errs = append(errs, checkPhase(s)...)
 	errs = append(errs, checkMembers(s)...)
+	errs = append(errs, checkPins(s)...)
 	if !s.World.Generation.IsZero() {
 		errs = append(errs, checkSeats(s)...)
 		errs = append(errs, checkFloor(s)...)

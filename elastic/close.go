@@ -80,7 +80,7 @@ func (p Planner) formation(s *State, f *Facts, evidence []phalanx.Evidence, answ
 			c.Evictions = append(c.Evictions, Eviction{seat.Incarnate, bestEvidence(evidence, seat.Incarnate, f)})
 			continue
 		}
-		x := candidate{seat.Incarnate, seat.Coordinate, a.Possession.Possesses(floor.Label(seat.Coordinate))}
+		x := candidate{Incarnate: seat.Incarnate, coordinate: seat.Coordinate, holds: a.Possession.Possesses(floor.Label(seat.Coordinate))}
 		if known != nil && known.State == Draining {
 			leavers = append(leavers, x)
 			continue
@@ -203,7 +203,7 @@ func (p Planner) outside(s *State, f *Facts, floor Floor, states ...MemberState)
 		if x.Leaving && m.State != Draining || x.Apart && m.State != Draining { // who leaves still serves
 			continue
 		}
-		c := candidate{Incarnate: m.Incarnate, coordinate: x.Possession.held(floor)}
+		c := candidate{Incarnate: m.Incarnate, pin: m.Pin, coordinate: x.Possession.held(floor)}
 		c.holds = c.coordinate >= 0
 		out = append(out, c)
 	}

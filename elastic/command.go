@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 
 	"phalanx"
 )
@@ -13,7 +14,8 @@ import (
 // Command is one entry of the log. The set is closed: an unknown kind stops the daemon, it is never skipped.
 type Command interface{ kind() string }
 
-// AdmitMembers makes incarnations known. The first one also commits the job's spec, the layout of its state and the policy.
+// AdmitMembers makes incarnations known. The first one also commits the job's spec, the policy and the layout of its state; where
+// members are pinned, the first member of each coordinate brings the layout of that one.
 type AdmitMembers struct {
 	Members []Admission          `json:"members"`
 	Spec    *phalanx.JobSpec     `json:"spec,omitempty"`
@@ -26,6 +28,9 @@ type AdmitMembers struct {
 type Admission struct {
 	phalanx.Incarnate
 	Host string `json:"host"`
+	// Pin is where alone it may sit, and Layout that of its state, if it is the first one there.
+	Pin    phalanx.Pin          `json:"pin,omitempty"`
+	Layout []phalanx.TensorInfo `json:"layout,omitzero"`
 }
 
 // EvictMembers removes incarnations that are not in the world.
@@ -146,7 +151,15 @@ func EncodeCommand(c Command) ([]byte, error) {
 	if err != nil {
 		return nil, fmt.Errorf("encode %s: %w", c.kind(), err)
 	}
-	return json.Marshal(envelope{FormatVersion, c.kind(), body})
+	return json.Marshal(envelope{version(c), c.kind(), body})
+}
+
+// version is the oldest version that can say what c says.
+func version(c Command) int {
+	if a, ok := c.(AdmitMembers); ok && slices.ContainsFunc(a.Members, func(a Admission) bool { return a.Pin != phalanx.AnyPlace || a.Layout != nil }) {
+		return versionPinned
+	}
+	return versionBase
 }
 
 // DecodeCommand reads the bytes of a log entry.

@@ -91,7 +91,7 @@ func TestUnknownCommandsAreRefused(t *testing.T) {
 		unknown bool
 	}{
 		{`{"v":1,"kind":"rotate_key","body":{}}`, true},
-		{`{"v":2,"kind":"drain","body":{"member":"a/0"}}`, true},
+		{`{"v":3,"kind":"drain","body":{"member":"a/0"}}`, true},
 		{`{"v":99,"kind":"from_the_future","body":7}`, true},
 		{`{"v":1,"kind":"","body":{}}`, true},
 		{`{"kind":"drain","body":{"member":"a/0"}}`, false},

@@ -38,9 +38,12 @@ type Facts struct {
 // MemberFact is what the leader knows about one life of one member.
 type MemberFact struct {
 	phalanx.Incarnate
-	Host       string
-	Connected  bool
-	Ready      bool // its trainer said hello, waits in its first Begin and is not known to the log yet, or still waits
+	Host      string
+	Connected bool
+	Ready     bool // its trainer said hello, waits in its first Begin and is not known to the log yet, or still waits
+	// Pin is where alone its trainer may sit, and Layout that of its state, as far as the log has none to compare with.
+	Pin        phalanx.Pin
+	Layout     []phalanx.TensorInfo
 	Possession Possession
 	Slabs      []phalanx.Label
 	// Dead: proven by the kernel of the member's own host, or another boot id was seen.

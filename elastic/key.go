@@ -189,6 +189,10 @@ func (s *State) AppendKey(dst []byte, order []phalanx.MemberID) []byte {
 		if m.Drained {
 			flags |= 32
 		}
+		if m.Pin != phalanx.AnyPlace {
+			flags |= 64
+			dst = binary.AppendUvarint(dst, uint64(m.Pin))
+		}
 		dst = binary.AppendVarint(binary.AppendUvarint(append(dst, flags), uint64(m.Incarnation)), int64(m.Coordinate))
 	}
 	dst = binary.AppendUvarint(dst, uint64(len(s.Rewinds)))

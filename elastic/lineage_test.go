@@ -97,7 +97,7 @@ func crowd(t *testing.T, s *State, from, n int) *State {
 	t.Helper()
 	for i := range n {
 		m := phalanx.Incarnate{Member: phalanx.NewMemberID(fmt.Sprintf("new-%d", from+i), 0), Incarnation: 1}
-		for _, c := range []Command{AdmitMembers{Members: []Admission{{m, m.Member.Host()}}}, EvictMembers{Evictions: []Eviction{{Incarnate: m}}}} {
+		for _, c := range []Command{AdmitMembers{Members: []Admission{admission(m)}}, EvictMembers{Evictions: []Eviction{{Incarnate: m}}}} {
 			next, err := s.Apply(c)
 			if err != nil {
 				t.Fatal(err)
@@ -112,7 +112,7 @@ func crowd(t *testing.T, s *State, from, n int) *State {
 // TestGoneAreBounded: those that went longest ago are forgotten, and neither who lives nor who is quarantined.
 func TestGoneAreBounded(t *testing.T) {
 	s := inPhase(t, "running") // d/0 is quarantined
-	s = do(t, s, AdmitMembers{Members: []Admission{{who("q/0", 1), "q"}}}, EvictMembers{Evictions: []Eviction{{Incarnate: who("q/0", 1)}}}, Quarantine{Member: "q/0"})
+	s = do(t, s, AdmitMembers{Members: []Admission{admission(who("q/0", 1))}}, EvictMembers{Evictions: []Eviction{{Incarnate: who("q/0", 1)}}}, Quarantine{Member: "q/0"})
 	before := len(s.Members)
 	s = crowd(t, s, 0, MinGone+40)
 	if n := len(s.Members); n > before+MinGone {
@@ -127,7 +127,7 @@ func TestGoneAreBounded(t *testing.T) {
 		t.Error("those that went first are still named")
 	}
 	old := s.Member("new-290/0").Went
-	s = do(t, s, AdmitMembers{Members: []Admission{{who("new-290/0", 2), "new-290"}}})
+	s = do(t, s, AdmitMembers{Members: []Admission{admission(who("new-290/0", 2))}})
 	if m := s.Member("new-290/0"); m.Went != 0 {
 		t.Errorf("it lives and went at %d", m.Went)
 	}
@@ -140,7 +140,7 @@ func TestGoneAreBounded(t *testing.T) {
 // TestForgottenFences: a life that the log names no more ends, whether it was read there or has promised something to a
 // generation that is read by now. One that the log has yet to name does not.
 func TestForgottenFences(t *testing.T) {
-	known := do(t, inPhase(t, "running"), AdmitMembers{Members: []Admission{{who("e/0", 1), "e"}}})
+	known := do(t, inPhase(t, "running"), AdmitMembers{Members: []Admission{admission(who("e/0", 1))}})
 	gone := do(t, known, EvictMembers{Evictions: []Eviction{{Incarnate: who("e/0", 1)}}})
 	forgotten := crowd(t, gone, 0, MinGone+1)
 	if forgotten.Member("e/0") != nil {

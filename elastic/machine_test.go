@@ -281,7 +281,7 @@ func TestFenced(t *testing.T) {
 			return []Command{Drain{Member: "a/0"}, formed(s, &HaltReason{Kind: BelowMinimum}, "b/0")}
 		},
 		"a later life": func(s *State) []Command {
-			return []Command{Drain{Member: "a/0"}, formed(s, &HaltReason{Kind: BelowMinimum}, "b/0"), AdmitMembers{Members: []Admission{{who("a/0", 2), "a"}}}}
+			return []Command{Drain{Member: "a/0"}, formed(s, &HaltReason{Kind: BelowMinimum}, "b/0"), AdmitMembers{Members: []Admission{admission(who("a/0", 2))}}}
 		},
 	} {
 		m := inState(t, LocalRunning)

@@ -36,7 +36,7 @@ const PlainSettings = "without step protocol (--plain)"
 type Planner struct {
 	// Spec, layout and policy of the job, used by the first admission alone.
 	Spec   *phalanx.JobSpec
-	State  []phalanx.TensorInfo
+	State  []phalanx.TensorInfo // of a job whose members may sit anywhere
 	Policy Policy
 }
 
@@ -84,21 +84,35 @@ func (p Planner) Plan(s *State, f *Facts) Plan {
 // admit makes every ready incarnation known that the log does not know yet.
 func (p Planner) admit(s *State, f *Facts) (Plan, bool) {
 	c := AdmitMembers{UnixNS: f.UnixNS}
+	after := s // with the layouts that those before have brought
+	if s.Spec == nil && p.Spec != nil {
+		after = &State{Spec: p.Spec, State: p.State}
+	}
 	for i := range f.Members {
 		m := &f.Members[i]
 		old := s.Member(m.Member)
 		if !m.Connected || !m.Ready || m.Leaving || m.Failed || m.Dead || old != nil && (old.Incarnation >= m.Incarnation || old.State != Gone && old.State != Quarantined) {
 			continue
 		}
-		c.Members = append(c.Members, Admission{m.Incarnate, m.Host})
+		a := Admission{Incarnate: m.Incarnate, Host: m.Host, Pin: m.Pin}
+		if _, known := after.LayoutOf(m.Pin.Coordinate()); !known && m.Pin != phalanx.AnyPlace && after.Spec != nil {
+			a.Layout = m.Layout
+		}
+		next := after.clone()
+		if after.Spec == nil || !after.fits(m.Pin, m.Layout) || next.pin(a) != nil {
+			continue // its own daemon tells it, or the next report brings what is missing
+		}
+		next.Members = append(next.Members, Member{Incarnate: m.Incarnate})
+		after = next
+		c.Members = append(c.Members, a)
+	}
+	if len(c.Members) == 0 && s.Spec == nil && p.Spec == nil && slices.ContainsFunc(f.Members, func(m MemberFact) bool { return m.Ready }) {
+		return Plan{Why: "no trainer has said what the job is"}, true
 	}
 	if len(c.Members) == 0 {
 		return Plan{}, false
 	}
 	if s.Spec == nil {
-		if p.Spec == nil {
-			return Plan{Why: "no trainer has said what the job is"}, true
-		}
 		policy := p.Policy
 		c.Spec, c.State, c.Policy = p.Spec, p.State, &policy
 	}
@@ -308,15 +322,19 @@ func (p Planner) open(s *State, f *Facts) Plan {
 		return Plan{Why: fmt.Sprintf("a full world has %d groups and %d are the minimum: no world fits; want more ranks or slots, or a lower minimum", s.WantGroups(), s.MinGroups())}
 	}
 	ready := p.spares(s, f, InitialFloor(s.GroupSize()))
-	want := s.WantGroups() * s.GroupSize()
+	groups, want := completable(s, make([]int, s.GroupSize()), ready), s.WantGroups()*s.GroupSize()
 	failed := 0 // they gave up: nobody waits for them
 	for i := range f.Members {
 		if f.Members[i].Failed {
 			failed++
 		}
 	}
-	if len(ready) < want && !((f.JoinClosed || len(ready)+failed >= want) && len(ready) >= s.MinGroups()*s.GroupSize()) {
-		return Plan{Why: fmt.Sprintf("%d of %d members are ready", len(ready), want)}
+	if groups < s.WantGroups() && !((f.JoinClosed || len(ready)+failed >= want) && groups >= s.MinGroups()) {
+		why := fmt.Sprintf("%d of %d members are ready", len(ready), want)
+		if c := vacant(s, ready); c >= 0 && len(ready) >= s.GroupSize() {
+			why += fmt.Sprintf(", and nobody at coordinate %d", c)
+		}
+		return Plan{Why: why}
 	}
 	if why := f.Store.OtherJob; why != "" && s.World.Generation.IsZero() {
 		return Plan{Command: Halt{HaltReason{Kind: OtherJob, Words: why}, f.UnixNS}, Why: why}

@@ -45,7 +45,7 @@ func TestAssemble(t *testing.T) {
 		group int
 		old   string // the world
 		lost  string
-		// spares are NAME or NAME:COORDINATE of the floor that it possesses.
+		// spares are NAME or NAME:COORDINATE of the floor that it possesses, and NAME@COORDINATE where it may sit alone.
 		spares string
 		want   int
 		seats  string
@@ -71,6 +71,15 @@ func TestAssemble(t *testing.T) {
 		"half a group of spares is of no use":      {2, "a b", "", "x", 4, "a b"},
 		"a leftover is taken before a spare":       {2, "a b c d", "b", "", 4, "c d"},
 		"a group of four from what is left of two": {4, "a b c d e f g h", "a f", "", 8, "e b c d"},
+		"a pinned spare for the exact rank":        {2, "a b c d", "b", "x@1", 4, "a x c d"},
+		"a spare pinned elsewhere does not help":   {2, "a b c d", "b", "x@0", 4, "c d"},
+		"pinned spares make a new group":           {2, "a b", "", "x@1 y@0", 4, "a b y x"},
+		"two of one coordinate make none":          {2, "a b", "", "x@1 y@1", 4, "a b"},
+		"who may sit anywhere sits where it must":  {2, "a b", "", "x y@0", 4, "a b y x"},
+		"one that may not is not used up":          {2, "a b c d", "b d", "x y@1 z@0", 4, "a y c x"},
+		"a leftover before a pinned spare":         {2, "a b c d", "a d", "x@0", 4, "c b"},
+		"whole groups from the start":              {2, "", "", "a@0 b@1 c@0 d@1 e@0", 6, "a b c d"},
+		"pinned holders before others":             {2, "a b c d", "b", "x@1 y:1@1", 4, "a y c d"},
 	} {
 		s := &State{Spec: &phalanx.JobSpec{GroupSize: c.group, Slots: 8}, Policy: Policy{Want: c.want}}
 		s.World.GroupSize = c.group
@@ -79,14 +88,18 @@ func TestAssemble(t *testing.T) {
 			i := who(phalanx.MemberID(id+"/0"), 1)
 			s.World.Seats = append(s.World.Seats, phalanx.Seat{Incarnate: i, Rank: phalanx.Rank(r), Group: r / c.group, Coordinate: r % c.group})
 			if !strings.Contains(c.lost, id) {
-				survivors = append(survivors, candidate{i, r % c.group, true})
+				survivors = append(survivors, candidate{Incarnate: i, coordinate: r % c.group, holds: true})
 			}
 		}
 		for _, word := range strings.Fields(c.spares) {
-			id, at, holds := strings.Cut(word, ":")
-			x := candidate{who(phalanx.MemberID(id+"/0"), 1), -1, holds}
+			word, at, pinned := strings.Cut(word, "@")
+			id, held, holds := strings.Cut(word, ":")
+			x := candidate{Incarnate: who(phalanx.MemberID(id+"/0"), 1), coordinate: -1, holds: holds}
 			if holds {
-				x.coordinate = int(at[0] - '0')
+				x.coordinate = int(held[0] - '0')
+			}
+			if pinned {
+				x.pin = phalanx.PinTo(int(at[0] - '0'))
 			}
 			spares = append(spares, x)
 		}

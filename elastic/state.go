@@ -11,8 +11,15 @@ import (
 	"phalanx/internal/planted"
 )
 
-// FormatVersion is the version of State in snapshots and of commands in the log.
-const FormatVersion = 1
+// FormatVersion is the newest version of State in snapshots and of commands in the log that this release reads. What is written
+// has the oldest one that can say it: version 2 is that of jobs whose members are pinned to coordinates.
+const FormatVersion = 2
+
+// The versions.
+const (
+	versionBase   = 1
+	versionPinned = 2 // pins, and a layout for each coordinate
+)
 
 // MaxTransitions bounds the history kept in the state.
 const MaxTransitions = 256
@@ -29,26 +36,29 @@ const MaxPublished = 64
 // State is what the log decides. It runs from the log on every daemon and is never changed in place: Apply returns the next
 // one, so a pointer to a State is a snapshot.
 type State struct {
-	Version      int                  `json:"version"`
-	FeatureLevel int                  `json:"feature_level"`
-	Seq          uint64               `json:"seq"` // commands applied, refused ones included
-	Phase        Phase                `json:"phase"`
-	Halt         *HaltReason          `json:"halt,omitempty"`
-	Spec         *phalanx.JobSpec     `json:"spec,omitempty"`
-	State        []phalanx.TensorInfo `json:"state,omitempty"` // layout of the training state of one rank
-	Policy       Policy               `json:"policy"`
-	World        phalanx.World        `json:"world"`
-	Branch       int                  `json:"branch"`
-	Floor        Floor                `json:"floor"`
-	Source       Source               `json:"source"` // where those who do not stand at the floor read it
-	Activated    bool                 `json:"activated"`
-	Members      []Member             `json:"members"`             // by CompareMemberIDs
-	Rewinds      []RewindRecord       `json:"rewinds,omitempty"`   // oldest first: both generation and source only rise
-	Published    []Published          `json:"published,omitempty"` // oldest first
-	Levels       ReachedLevels        `json:"levels"`
-	Kill         *Kill                `json:"kill,omitempty"`
-	Transitions  []Transition         `json:"transitions,omitempty"`
-	Done         *Done                `json:"done,omitempty"`
+	Version      int              `json:"version"`
+	FeatureLevel int              `json:"feature_level"`
+	Seq          uint64           `json:"seq"` // commands applied, refused ones included
+	Phase        Phase            `json:"phase"`
+	Halt         *HaltReason      `json:"halt,omitempty"`
+	Spec         *phalanx.JobSpec `json:"spec,omitempty"`
+	// State is the layout of the training state of each rank, Layouts instead one for each coordinate, of a job whose members are
+	// pinned. See LayoutOf.
+	State       []phalanx.TensorInfo   `json:"state,omitempty"`
+	Layouts     [][]phalanx.TensorInfo `json:"layouts,omitempty"`
+	Policy      Policy                 `json:"policy"`
+	World       phalanx.World          `json:"world"`
+	Branch      int                    `json:"branch"`
+	Floor       Floor                  `json:"floor"`
+	Source      Source                 `json:"source"` // where those who do not stand at the floor read it
+	Activated   bool                   `json:"activated"`
+	Members     []Member               `json:"members"`             // by CompareMemberIDs
+	Rewinds     []RewindRecord         `json:"rewinds,omitempty"`   // oldest first: both generation and source only rise
+	Published   []Published            `json:"published,omitempty"` // oldest first
+	Levels      ReachedLevels          `json:"levels"`
+	Kill        *Kill                  `json:"kill,omitempty"`
+	Transitions []Transition           `json:"transitions,omitempty"`
+	Done        *Done                  `json:"done,omitempty"`
 }
 
 // Policy is what the user asked for, in members.
@@ -107,7 +117,8 @@ type Member struct {
 	phalanx.Incarnate
 	State      MemberState `json:"state"`
 	Host       string      `json:"host"`
-	Coordinate int         `json:"coordinate"` // of the state it held last; -1 when it never had one
+	Coordinate int         `json:"coordinate"`    // of the state it held last; -1 when it never had one
+	Pin        phalanx.Pin `json:"pin,omitempty"` // where alone it may sit; that of its last life, once gone
 	Why        string      `json:"why,omitempty"`
 	Quarantine bool        `json:"quarantine,omitempty"` // of the member, through all its lives, until lifted
 	Drained    bool        `json:"drained,omitempty"`    // this life was asked to leave: once gone, its daemon starts no other
@@ -207,7 +218,7 @@ type Seconds struct {
 
 // NewState is the state before the first command.
 func NewState() *State {
-	return &State{Version: FormatVersion, FeatureLevel: FormatVersion, Phase: Idle}
+	return &State{Version: versionBase, FeatureLevel: versionBase, Phase: Idle}
 }
 
 // Member returns the member with this id, nil when the log does not know it.
@@ -271,8 +282,8 @@ func (s *State) NextGeneration(f Floor) phalanx.Generation {
 // Validate reports whether a state that was read from outside is one that this release understands and that a log can have
 // led to.
 func (s *State) Validate() error {
-	if s.Version != FormatVersion {
-		return fmt.Errorf("state of version %d, this release reads %d: upgrade this daemon: %w", s.Version, FormatVersion, errors.ErrUnsupported)
+	if s.Version < versionBase || s.Version > FormatVersion {
+		return fmt.Errorf("state of version %d, this release reads up to %d: upgrade this daemon: %w", s.Version, FormatVersion, errors.ErrUnsupported)
 	}
 	if err := Check(s); err != nil {
 		return fmt.Errorf("state after %d commands: %w", s.Seq, err)
@@ -285,6 +296,7 @@ func (s *State) clone() *State {
 	t := *s
 	t.World = s.World.Clone()
 	t.Members = slices.Clone(s.Members)
+	t.Layouts = slices.Clone(s.Layouts)
 	t.Rewinds = slices.Clone(s.Rewinds)
 	t.Published = slices.Clone(s.Published)
 	t.Transitions = slices.Clone(s.Transitions)

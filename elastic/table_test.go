@@ -215,6 +215,9 @@ func mustHold(t testing.TB, before, after *State) {
 	}
 }
 
+// admission is that of a member without a pin.
+func admission(i phalanx.Incarnate) Admission { return Admission{Incarnate: i, Host: i.Member.Host()} }
+
 // inPhase is a job of a/0 and b/0 with the spare c/0 and the quarantined d/0 in the phase of the given name.
 func inPhase(t testing.TB, name string) *State {
 	t.Helper()
@@ -230,7 +233,7 @@ func inPhase(t testing.TB, name string) *State {
 	}
 	var members []Admission
 	for _, id := range []phalanx.MemberID{"a/0", "b/0", "c/0", "d/0"} {
-		members = append(members, Admission{phalanx.Incarnate{Member: id, Incarnation: 1}, id.Host()})
+		members = append(members, admission(phalanx.Incarnate{Member: id, Incarnation: 1}))
 	}
 	do(AdmitMembers{Members: members, Spec: &phalanx.JobSpec{LastStep: 9, Slots: 4, GlobalBatch: 4, GroupSize: 1}, Policy: &Policy{Want: 2, Min: 2}})
 	do(Quarantine{Member: "d/0"})
@@ -273,7 +276,7 @@ func formed(s *State, halt *HaltReason, ids ...phalanx.MemberID) FormGeneration 
 
 var tableCommands = []func(*State) Command{
 	func(*State) Command {
-		return AdmitMembers{Members: []Admission{{phalanx.Incarnate{Member: "e/0", Incarnation: 1}, "e"}}}
+		return AdmitMembers{Members: []Admission{admission(phalanx.Incarnate{Member: "e/0", Incarnation: 1})}}
 	},
 	func(*State) Command {
 		return EvictMembers{Evictions: []Eviction{{Incarnate: phalanx.Incarnate{Member: "c/0", Incarnation: 1}}}}

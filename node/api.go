@@ -35,6 +35,7 @@ func (d *Daemon) serveSocket() error {
 	mux.HandleFunc("POST "+wire.HelloPath, d.handleHello)
 	mux.HandleFunc("GET "+storePath, d.kv.handle)
 	mux.HandleFunc("POST "+wire.GroupPath, d.handleGroup)
+	mux.HandleFunc("GET "+wire.PlacePath, d.handlePlace)
 	mux.HandleFunc("POST /v1/stop", d.handleStop)
 	mux.HandleFunc("POST /v1/drain", d.handleDrain)
 	mux.HandleFunc("POST /v1/resize", d.handleResize)
@@ -208,31 +209,9 @@ func (d *Daemon) handleResize(w http.ResponseWriter, r *http.Request) {
 
 // handleRequest passes an operator's wish to the leader and its answer back.
 func (d *Daemon) handleRequest(w http.ResponseWriter, r *http.Request, ask *Request) {
-	answer := make(chan *Reply, 1) // 1: one answer comes
 	ctx, cancel := context.WithTimeout(r.Context(), 10*time.Second)
 	defer cancel()
-	err := d.onLoop(ctx, func() {
-		d.requests++
-		ask.ID = d.requests
-		switch {
-		case d.lead != nil:
-			d.lead.request(ask, func(r *Reply) { answer <- r })
-		case d.up.connected:
-			d.waiting[ask.ID] = answer
-			d.sendUp(&Message{Ask: ask})
-		default:
-			answer <- &Reply{Error: "no leader is known; try again", Code: CodeNoQuorum}
-		}
-	})
-	reply := &Reply{}
-	if err == nil {
-		select {
-		case reply = <-answer:
-		case <-ctx.Done():
-			err = errors.New("the leader has not answered; see phalanx status")
-			d.post(func() { delete(d.waiting, ask.ID) })
-		}
-	}
+	reply, err := d.ask(ctx, ask)
 	switch {
 	case err != nil:
 		respond(w, http.StatusGatewayTimeout, wire.Error{Message: err.Error()})
@@ -240,6 +219,34 @@ func (d *Daemon) handleRequest(w http.ResponseWriter, r *http.Request, ask *Requ
 		respond(w, statusOf(reply.Code), wire.Error{Message: reply.Error, Hint: "see: phalanx members"})
 	default:
 		respond(w, http.StatusOK, map[string]bool{"ok": true})
+	}
+}
+
+// ask passes a request to the leader, which may be this daemon, and waits for its answer.
+func (d *Daemon) ask(ctx context.Context, ask *Request) (*Reply, error) {
+	answer := make(chan *Reply, 1) // 1: one answer comes
+	err := d.onLoop(ctx, func() {
+		d.requests++
+		ask.ID = d.requests
+		switch {
+		case d.lead != nil:
+			d.lead.request(d.me(), ask, func(r *Reply) { answer <- r })
+		case d.up.connected:
+			d.waiting[ask.ID] = answer
+			d.sendUp(&Message{Ask: ask})
+		default:
+			answer <- &Reply{Error: "no leader is known; try again", Code: CodeNoQuorum}
+		}
+	})
+	if err != nil {
+		return nil, err
+	}
+	select {
+	case reply := <-answer:
+		return reply, nil
+	case <-ctx.Done():
+		d.post(func() { delete(d.waiting, ask.ID) })
+		return nil, errors.New("the leader has not answered; see phalanx status")
 	}
 }
 

@@ -43,6 +43,8 @@ type arbiter struct {
 	formedAt time.Time // when the current generation was applied here
 	progress int64     // sum of heal progress, to tell slow from stuck
 	movedAt  time.Time
+	placed   int // the group size in which places were asked for, and who was given which
+	given    map[phalanx.MemberID]phalanx.Pin
 	cutAt    time.Time // when members of the current generation were first heard of that do not reach each other
 }
 
@@ -214,7 +216,7 @@ func (a *arbiter) fromMember(id phalanx.MemberID, m *Message) {
 	case m.Shard != nil:
 		a.d.saver.shardWritten(id, m.Shard)
 	case m.Ask != nil:
-		a.request(m.Ask, func(r *Reply) { r.ID = m.Ask.ID; v.reply(a.d, r) })
+		a.request(id, m.Ask, func(r *Reply) { r.ID = m.Ask.ID; v.reply(a.d, r) })
 	}
 }
 
@@ -224,7 +226,10 @@ func (a *arbiter) reported(v *memberView, r *Report) {
 	}
 	v.report = r
 	if a.planner.Spec == nil && a.d.state.Spec == nil && r.Spec != nil && r.Ready {
-		a.planner.Spec, a.planner.State = r.Spec, r.State
+		a.planner.Spec = r.Spec
+		if r.Pin == phalanx.AnyPlace {
+			a.planner.State = r.State
+		}
 	}
 }
 

@@ -41,7 +41,8 @@ type copying struct {
 // copyAsked begins a copy, unless the state is here already or is being copied.
 func (s *saver) copyAsked(m *CopyAsk) {
 	d := s.d
-	if m.Generation != d.state.World.Generation || d.plain != nil || len(d.state.State) == 0 || !d.state.OfLineage(m.Label) {
+	layout, _ := d.state.LayoutOf(m.Label.Coordinate)
+	if m.Generation != d.state.World.Generation || d.plain != nil || len(layout) == 0 || !d.state.OfLineage(m.Label) {
 		return
 	}
 	if slices.Contains(s.slabs(), m.Label) || s.copy != nil && s.copy.label == m.Label {
@@ -51,7 +52,7 @@ func (s *saver) copyAsked(m *CopyAsk) {
 		s.copy.cancel() // a newer state; this one is asked for again
 		return
 	}
-	place, err := wire.LayoutSlab(d.state.State)
+	place, err := wire.LayoutSlab(layout)
 	if err != nil {
 		d.log.Warn("no copy is kept", "error", err)
 		return
@@ -68,7 +69,6 @@ func (s *saver) copyAsked(m *CopyAsk) {
 	s.copy = &copying{m.Label, place.Total, cancel}
 	s.countCopies()
 	failpoint.Here("copy-begun")
-	layout := d.state.State
 	d.ends.Go(func() {
 		defer cancel()
 		held, err := s.makeCopy(ctx, m, file, layout, place)
@@ -238,13 +238,13 @@ func (s *saver) countCopies() {
 // is removed.
 func (s *saver) findCopies() {
 	d := s.d
-	if s.looked || len(d.state.State) == 0 || d.plain != nil {
+	if _, all := layoutsKnown(d.state); s.looked || !all || d.plain != nil {
 		return
 	}
 	s.looked = true
 	for _, kind := range copyFiles {
 		name := d.paths.Shared(d.cfg.Index, 0, kind)
-		h, err := openHeld(d.paths, name, d.state.State)
+		h, err := openHeld(d.paths, name, d.state)
 		if err != nil {
 			_ = d.paths.memory.Remove(name) // none, or not whole
 			continue

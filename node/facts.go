@@ -115,6 +115,7 @@ func (a *arbiter) fact(v *memberView, now time.Time) (elastic.MemberFact, bool) 
 	known := d.state.Member(v.id)
 	if r := v.report; r != nil {
 		m.Incarnation, m.Ready, m.Possession, m.Slabs = r.Incarnation, r.Ready, r.Possession, r.Slabs
+		m.Pin, m.Layout = r.Pin, r.State
 		m.Failed, m.Leaving, m.Finished, m.Digest = r.Failed != "", r.Leaving, r.Finished, r.Digest
 		if d.plain != nil { // an exit 0 in an older generation is none in this one
 			m.Finished = r.Finished && r.Generation == d.state.World.Generation

@@ -41,7 +41,7 @@ func (d *Daemon) startHealing(do elastic.Heal) {
 	d.stopHealing()
 	l := d.life
 	if l.segment == nil || len(l.layout) == 0 {
-		l.layout = d.state.State
+		l.layout, _ = d.state.LayoutOf(do.Label.Coordinate)
 	}
 	if l.segment == nil {
 		return // the trainer is gone; its death is reported

@@ -41,7 +41,9 @@ type life struct {
 	helloPID   int
 	helloStart uint64
 	spec       *phalanx.JobSpec
-	posted     uint64 // descriptors handed to the engine
+	pin        phalanx.Pin // where alone the trainer may sit, by its hello
+	place      phalanx.Pin // what it was told when it asked
+	posted     uint64      // descriptors handed to the engine
 	seen       elastic.Trainer
 	died       *phalanx.Evidence // why the trainer is gone
 	finished   bool
@@ -238,7 +240,7 @@ func (l *life) outfit(paths Paths, index int, hello *wire.Hello) (err error) {
 	}
 	l.layout = hello.State
 	spec := hello.Spec
-	l.spec = &spec
+	l.spec, l.pin = &spec, hello.Coordinate
 	l.helloPID, l.helloStart = hello.PID, hello.Start
 	return nil
 }

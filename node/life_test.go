@@ -215,22 +215,27 @@ func TestOutfitIsFoundAgain(t *testing.T) {
 		t.Errorf("the adopted slabs hold %v", got)
 	}
 	again.slabs[0].WriteHeader(wire.SlabHeader{State: wire.SlabStateFilling}) // killed while it staged
-	old := openOldSlabs(p, 2, 5, layout())
+	old := openOldSlabs(p, 2, 5, laidOut(layout()))
 	if len(old) != 1 || old[0].label != second || old[0].life != 5 {
 		t.Fatalf("the slabs of an earlier life: %+v", old)
 	}
 	if err := old[0].region.Unmap(); err != nil {
 		t.Error(err)
 	}
-	if old := openOldSlabs(p, 2, 5, layout()[:1]); len(old) > 0 {
+	if old := openOldSlabs(p, 2, 5, laidOut(layout()[:1])); len(old) > 0 {
 		t.Error("a slab of another layout is taken")
 	}
-	if old := openOldSlabs(p, 2, 6, layout()); len(old) > 0 {
+	if old := openOldSlabs(p, 2, 6, laidOut(layout())); len(old) > 0 {
 		t.Error("a slab that never was is taken")
 	}
-	if p.Remove(2, 5); len(openOldSlabs(p, 2, 5, layout())) > 0 {
+	if p.Remove(2, 5); len(openOldSlabs(p, 2, 5, laidOut(layout()))) > 0 {
 		t.Error("slabs are left")
 	}
+}
+
+// laidOut is the state of a job whose ranks all have this layout.
+func laidOut(layout []phalanx.TensorInfo) *elastic.State {
+	return &elastic.State{Spec: &phalanx.JobSpec{GroupSize: 1}, State: layout}
 }
 
 // Cells that another trainer wrote on the page are void.

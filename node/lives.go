@@ -37,7 +37,7 @@ func (d *Daemon) adopt() error {
 		d.plain.adopt(l)
 	}
 	l.lastMove = time.Now() // how long it had been still before is not known
-	if err := l.openSlab(d.paths, d.cfg.Index, d.state.State); err != nil {
+	if err := l.openSlab(d.paths, d.cfg.Index, d.ownLayout()); err != nil {
 		d.log.Debug("no slab to take over", "error", err)
 	}
 	if len(l.slabs) > 0 && l.segment != nil { // it fitted when it was made

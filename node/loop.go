@@ -88,8 +88,8 @@ func (d *Daemon) adoptState(s *elastic.State) {
 	}
 	old := d.state
 	d.state = s
-	if d.life != nil && len(s.State) > 0 { // before the machine acts: a heal that it begins reads the layout
-		if err := d.life.openSlab(d.paths, d.cfg.Index, s.State); err != nil && d.life.segment != nil {
+	if layout := d.ownLayout(); len(layout) > 0 { // before the machine acts: a heal that it begins reads the layout
+		if err := d.life.openSlab(d.paths, d.cfg.Index, layout); err != nil && d.life.segment != nil {
 			d.log.Debug("no slab to take over", "error", err)
 		}
 	}
@@ -98,6 +98,9 @@ func (d *Daemon) adoptState(s *elastic.State) {
 		d.run(d.life.machine.Step(elastic.Read{State: s}))
 	}
 	d.noteNamed()
+	if knows(s, d.life) && !knows(old, d.life) {
+		d.judgeHello()
+	}
 	failpoint.Here("entry-read")
 	d.writeView()
 	d.meters.transition(old, s)

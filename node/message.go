@@ -90,7 +90,9 @@ type Report struct {
 	Refused    elastic.Vote         `json:"refused"`
 	Voted      elastic.Vote         `json:"voted"`
 	Spec       *phalanx.JobSpec     `json:"spec,omitempty"`  // until the log has it
-	State      []phalanx.TensorInfo `json:"state,omitempty"` // likewise
+	State      []phalanx.TensorInfo `json:"state,omitzero"`  // likewise, of the trainer's coordinate
+	Pin        phalanx.Pin          `json:"pin,omitempty"`   // where alone its trainer may sit
+	Place      phalanx.Pin          `json:"place,omitempty"` // what its trainer was told when it asked for its place
 	Failed     string               `json:"failed,omitempty"`
 	Leaving    bool                 `json:"leaving,omitempty"`
 	Finished   bool                 `json:"finished,omitempty"`
@@ -173,14 +175,17 @@ type Request struct {
 	Drain  phalanx.MemberID `json:"drain,omitempty"`
 	Resize int              `json:"resize,omitempty"`
 	Stop   bool             `json:"stop,omitempty"`
+	Place  int              `json:"place,omitempty"` // the group size, of a member that asks at which coordinate it is to sit
+	Local  int              `json:"local,omitempty"` // members of its host, with Place
 	Why    string           `json:"why,omitempty"`
 }
 
 // Reply answers a request.
 type Reply struct {
-	ID    uint64 `json:"id"`
-	Error string `json:"error,omitempty"`
-	Code  int    `json:"code,omitempty"` // exit code of the command line, 0: no better one than that of a refusal
+	ID    uint64      `json:"id"`
+	Error string      `json:"error,omitempty"`
+	Place phalanx.Pin `json:"place,omitempty"` // the answer to one for a place
+	Code  int         `json:"code,omitempty"`  // exit code of the command line, 0: no better one than that of a refusal
 }
 
 // Snapshot is the state after Seq commands.

@@ -27,16 +27,15 @@ func (h *healing) fromStore(ctx context.Context, world phalanx.World) ([]phalanx
 	if seat := world.SeatOf(h.life.who.Member); seat != nil && seat.Rank == 0 { // one for all
 		h.d.holdForRestore(ctx, h.do.Source.Commit)
 	}
-	st := cp.State(h.do.Label.Coordinate)
-	if st == nil {
-		return nil, fmt.Errorf("checkpoint %d has no coordinate %d", h.do.Source.Commit, h.do.Label.Coordinate)
-	}
+	var rank phalanx.Rank
 	if seat := world.SeatOf(h.life.who.Member); seat != nil {
-		st = st.ForRank(seat.Rank)
+		rank = seat.Rank
 	}
-	if diff := ckpt.CompareLayouts(st.Layout(), h.life.layout); !diff.Empty() {
-		return nil, fmt.Errorf("checkpoint %d does not fit the trainer's state: %s", h.do.Source.Commit, diff)
+	st := cp.State(h.do.Label.Coordinate)
+	if st == nil || len(cp.States()) != world.GroupSize || !sameTensors(st.Layout(), h.life.layout) {
+		return h.recut(ctx, cp, rank)
 	}
+	st = st.ForRank(rank)
 	index, digests, err := byName(st.Layout(), st.Digests(), h.life.layout)
 	if err != nil {
 		return nil, err

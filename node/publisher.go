@@ -265,9 +265,6 @@ func (p *publisher) attend(x *saving, now time.Time) {
 // tensors of their own, which nobody else holds.
 func (p *publisher) keepers(x *saving) []keeper {
 	s := p.d.state
-	if perRank(s.State) {
-		return nil
-	}
 	var out []keeper
 	for id, v := range p.d.lead.members {
 		if v.report == nil || !v.local && v.conn == nil {
@@ -277,7 +274,7 @@ func (p *publisher) keepers(x *saving) []keeper {
 			if l.Step != x.attempt.Step || !s.OfLineage(l) || l.Coordinate < 0 || l.Coordinate >= len(x.labels) {
 				continue
 			}
-			if known := x.labels[l.Coordinate]; known == (phalanx.Label{}) || known == l {
+			if known := x.labels[l.Coordinate]; (known == (phalanx.Label{}) || known == l) && !perRank(s, l.Coordinate) {
 				out = append(out, keeper{id, l.Coordinate})
 			}
 		}

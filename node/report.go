@@ -33,8 +33,11 @@ func (d *Daemon) sendReport(now time.Time) {
 	if l.died != nil {
 		r.TrainerPID = 0 // the page still names it, and the kernel may give its number to somebody else
 	}
+	r.Pin, r.Place = l.pin, l.place
 	if d.state.Spec == nil && l.spec != nil {
 		r.Spec, r.State = l.spec, l.layout
+	} else if _, known := d.state.LayoutOf(l.pin.Coordinate()); !known && l.pin != phalanx.AnyPlace && l.spec != nil {
+		r.State = l.layout
 	}
 	if d.heal != nil {
 		r.Healed, r.HealTotal, r.HealRate = d.heal.bytes.Load(), d.heal.total, d.heal.rate()

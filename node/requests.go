@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"time"
 
+	"phalanx"
 	"phalanx/elastic"
 )
 
@@ -19,8 +20,8 @@ func (v *memberView) reply(d *Daemon, r *Reply) {
 	}
 }
 
-// request carries out an operator's wish.
-func (a *arbiter) request(r *Request, reply func(*Reply)) {
+// request carries out an operator's wish, or answers a member's question.
+func (a *arbiter) request(from phalanx.MemberID, r *Request, reply func(*Reply)) {
 	var c elastic.Command
 	switch why := a.impossible(r); {
 	case why != nil:
@@ -30,6 +31,14 @@ func (a *arbiter) request(r *Request, reply func(*Reply)) {
 		c = elastic.Drain{Member: r.Drain, Why: r.Why}
 	case r.Resize > 0:
 		c = elastic.Resize{Want: r.Resize}
+	case r.Place > 0:
+		pin, err := a.place(from, r)
+		if err != nil {
+			reply(&Reply{Error: err.Error()})
+			return
+		}
+		reply(&Reply{Place: pin})
+		return
 	case r.Stop:
 		a.stop = true
 		reply(&Reply{})

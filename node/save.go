@@ -123,7 +123,7 @@ func (s *saver) begin(o *saveOrder, rank phalanx.Rank) bool {
 	l := s.d.life
 	seat := s.d.state.World.Seats[rank]
 	held := s.find(o.attempt.Step, seat.Coordinate)
-	if seat.Member != l.who.Member && perRank(s.d.state.State) {
+	if seat.Member != l.who.Member && perRank(s.d.state, seat.Coordinate) {
 		held = nil // it has tensors of its own
 	}
 	switch {
@@ -254,8 +254,9 @@ func (s *saver) write(o *saveOrder, rank phalanx.Rank, held *heldSlab) {
 	})
 }
 
-// perRank reports whether ranks have tensors of their own.
-func perRank(layout []phalanx.TensorInfo) bool {
+// perRank reports whether ranks with a coordinate have tensors of their own.
+func perRank(s *elastic.State, coordinate int) bool {
+	layout, _ := s.LayoutOf(coordinate)
 	return slices.ContainsFunc(layout, func(t phalanx.TensorInfo) bool { return t.PerRank })
 }
 

@@ -12,6 +12,7 @@ import (
 
 	"phalanx"
 	"phalanx/client/wire"
+	"phalanx/elastic"
 	"phalanx/internal/failpoint"
 	"phalanx/kernels"
 )
@@ -214,20 +215,31 @@ func slabDigests(slab *wire.Slab, layout []phalanx.TensorInfo) []phalanx.Digest 
 // oldKey is what the search for an old slab depends on besides the files.
 type oldKey struct {
 	life    phalanx.Incarnation
-	tensors int
+	layouts int // that are known
+}
+
+// layoutsKnown is how many coordinates have a layout in the log; all counts them.
+func layoutsKnown(s *elastic.State) (n int, all bool) {
+	for c := range s.GroupSize() {
+		if _, known := s.LayoutOf(c); known {
+			n++
+		}
+	}
+	return n, n == s.GroupSize()
 }
 
 // findOld maps the whole slabs of the newest earlier life that has any, until the present life has newer ones.
 func (s *saver) findOld() {
 	d := s.d
-	if d.life == nil || len(d.state.State) == 0 {
+	known, _ := layoutsKnown(d.state)
+	if d.life == nil || known == 0 {
 		return
 	}
 	if own := d.life.slabLabels(); len(own) > 0 && len(s.old) > 0 && newestStep(own) >= newestStep(labelsOf(s.old)) {
 		s.drop()
 		return
 	}
-	if key := (oldKey{d.life.who.Incarnation, len(d.state.State)}); d.renamed || key != s.sought {
+	if key := (oldKey{d.life.who.Incarnation, known}); d.renamed || key != s.sought {
 		s.sought = key
 	} else {
 		return // nothing has come since the last look
@@ -241,7 +253,7 @@ func (s *saver) findOld() {
 		if len(s.old) > 0 && s.old[0].life >= n {
 			return
 		}
-		found := openOldSlabs(d.paths, d.cfg.Index, n, d.state.State)
+		found := openOldSlabs(d.paths, d.cfg.Index, n, d.state)
 		if len(found) == 0 {
 			continue // none, or torn by its trainer's death
 		}
@@ -291,9 +303,9 @@ func (s *saver) drop() {
 }
 
 // openOldSlabs maps what an earlier life has staged whole: the older one of two states may be the newest that all others have.
-func openOldSlabs(paths Paths, index int, n phalanx.Incarnation, layout []phalanx.TensorInfo) (found []*heldSlab) {
+func openOldSlabs(paths Paths, index int, n phalanx.Incarnation, s *elastic.State) (found []*heldSlab) {
 	for _, kind := range slabKinds {
-		if h, err := openHeld(paths, paths.Shared(index, n, kind), layout); err == nil {
+		if h, err := openHeld(paths, paths.Shared(index, n, kind), s); err == nil {
 			h.life = n
 			found = append(found, h)
 		}
@@ -301,25 +313,41 @@ func openOldSlabs(paths Paths, index int, n phalanx.Incarnation, layout []phalan
 	return found
 }
 
-// openHeld maps a slab that is whole.
-func openHeld(paths Paths, name string, layout []phalanx.TensorInfo) (*heldSlab, error) {
-	place, err := wire.LayoutSlab(layout)
-	if err != nil {
-		return nil, err
-	}
+// openHeld maps a slab that is whole. Its header says of which coordinate it is, and the log how the state of that one lies.
+func openHeld(paths Paths, name string, s *elastic.State) (*heldSlab, error) {
 	r, err := paths.memory.OpenRegion(name, false)
 	if err != nil {
 		return nil, err
 	}
-	slab, err := wire.NewSlab(r.Bytes(), place)
-	if err == nil {
-		h, seq := slab.ReadHeader()
-		if seq > 0 && h.State == wire.SlabStateFull && h.LayoutHash == place.Hash {
-			return &heldSlab{label: h.Label(), region: r, slab: slab, layout: layout}, nil
-		}
-		err = errors.New("the slab is not whole")
+	h, err := viewHeld(r, s)
+	if err != nil {
+		return nil, errors.Join(err, r.Unmap())
 	}
-	return nil, errors.Join(err, r.Unmap())
+	return h, nil
+}
+
+func viewHeld(r *wire.Region, s *elastic.State) (*heldSlab, error) {
+	head, err := wire.NewSlab(r.Bytes(), wire.SlabLayout{Total: wire.SlabHeaderBytes})
+	if err != nil {
+		return nil, err
+	}
+	h, seq := head.ReadHeader()
+	layout, known := s.LayoutOf(h.Coordinate)
+	if seq == 0 || h.State != wire.SlabStateFull || !known {
+		return nil, errors.New("the slab is not whole")
+	}
+	place, err := wire.LayoutSlab(layout)
+	if err != nil {
+		return nil, err
+	}
+	if h.LayoutHash != place.Hash {
+		return nil, errors.New("the slab is of another state")
+	}
+	slab, err := wire.NewSlab(r.Bytes(), place)
+	if err != nil {
+		return nil, err
+	}
+	return &heldSlab{label: h.Label(), region: r, slab: slab, layout: layout}, nil
 }
 
 // needs reports whether the files of an earlier life hold a slab that is still the only copy.

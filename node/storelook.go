@@ -50,9 +50,6 @@ func lookIntoStore(d *Daemon, groups int, s *elastic.State) elastic.StoreFact {
 			continue // of a branch that a rewind left: it must not hide an older one of the lineage
 		}
 		cp, err := ckpt.Open(ctx, d.store, r.Commit)
-		if err == nil && len(cp.States()) != groups {
-			err = fmt.Errorf("it has %d shards of the model, the job %d: %w", len(cp.States()), groups, ckpt.ErrFormat)
-		}
 		if err == nil {
 			err = d.verifyQuickly(ctx, r, cp)
 		}
@@ -69,9 +66,13 @@ func lookIntoStore(d *Daemon, groups int, s *elastic.State) elastic.StoreFact {
 		for _, st := range r.Commit.States {
 			p.Labels = append(p.Labels, st.Label)
 		}
+		p.Labels = recutLabels(p.Labels, groups)
 		fact.Published = p
 		if s.Spec != nil {
 			fact.OtherJob = otherJob(r.Commit, *s.Spec)
+		}
+		if fact.OtherJob == "" {
+			fact.OtherJob = misfit(d.store, cp, s)
 		}
 		return fact
 	}
@@ -79,13 +80,13 @@ func lookIntoStore(d *Daemon, groups int, s *elastic.State) elastic.StoreFact {
 }
 
 // otherJob says why a checkpoint cannot be what a job goes on from: it was trained with other settings, or further than the job
-// goes. Only the number of steps may differ. A commit without settings tells nothing.
+// goes. The number of steps may differ, and how the model is cut. A commit without settings tells nothing.
 func otherJob(c *ckpt.Commit, spec phalanx.JobSpec) string {
 	var stored phalanx.JobSpec
 	if len(c.Spec) == 0 || json.Unmarshal(c.Spec, &stored) != nil {
 		return ""
 	}
-	stored.LastStep = spec.LastStep
+	stored.LastStep, stored.GroupSize = spec.LastStep, spec.GroupSize
 	switch diff := stored.Diff(spec); {
 	case diff != "":
 		return fmt.Sprintf("the store holds checkpoints of another training as job %s: %s", c.Job, diff)

@@ -188,13 +188,8 @@ func (d *Daemon) hello(h *wire.Hello) (*wire.Welcome, *wire.Error) {
 	if err := h.Spec.Validate(); err != nil {
 		return nil, d.refuse(err.Error())
 	}
-	if s := d.state.Spec; s != nil {
-		if diff := s.Diff(h.Spec); diff != "" {
-			return nil, d.refuse("the trainer asks for another job: " + diff)
-		}
-		if !slices.EqualFunc(d.state.State, h.State, phalanx.TensorInfo.Equal) {
-			return nil, d.refuse("the trainer registers another state than the job has")
-		}
+	if why := otherTraining(d.state, &h.Spec, h.Coordinate, h.State); why != "" {
+		return nil, d.refuse(why)
 	}
 	if err := d.memory.admit(l.needs(h)); err != nil {
 		d.failAs(CodeUsage, err.Error())
@@ -224,6 +219,61 @@ func (d *Daemon) hello(h *wire.Hello) (*wire.Welcome, *wire.Error) {
 		welcome.Slabs = slabs
 	}
 	return welcome, nil
+}
+
+// otherTraining says why a trainer cannot take part in the job of a state, "" when it can.
+func otherTraining(s *elastic.State, spec *phalanx.JobSpec, pin phalanx.Pin, layout []phalanx.TensorInfo) string {
+	if !pin.Valid(spec.GroupSize) {
+		return fmt.Sprintf("the trainer asks for %s in groups of %d", pin, spec.GroupSize)
+	}
+	if s.Spec == nil {
+		return ""
+	}
+	if diff := s.Spec.Diff(*spec); diff != "" {
+		return "the trainer asks for another job: " + diff
+	}
+	if err := s.Register(pin, layout); err != nil {
+		return err.Error()
+	}
+	return ""
+}
+
+// ownLayout is the layout of the own trainer's state as the log has it, nil while it does not.
+func (d *Daemon) ownLayout() []phalanx.TensorInfo {
+	if d.life == nil {
+		return nil
+	}
+	pin := d.life.pin
+	if pin == phalanx.AnyPlace { // taken over: only the log says it
+		pin = d.state.PinOf(d.life.who)
+	}
+	layout, _ := d.state.LayoutOf(pin.Coordinate())
+	return layout
+}
+
+// knows reports whether a state says what a life's trainer must have registered.
+func knows(s *elastic.State, l *life) bool {
+	if l == nil || s.Spec == nil {
+		return false
+	}
+	_, known := s.LayoutOf(l.pin.Coordinate())
+	return known || s.Pinned() && l.pin == phalanx.AnyPlace
+}
+
+// judgeHello looks again at what the trainer registered, once the log has more to compare it with: others may have been heard first.
+func (d *Daemon) judgeHello() {
+	l := d.life
+	if l == nil || l.spec == nil || l.died != nil || l.helloPID == 0 || d.plain != nil || d.failed != "" {
+		return
+	}
+	why := otherTraining(d.state, l.spec, l.pin, l.layout)
+	if why == "" {
+		return
+	}
+	d.refuse(why)
+	if l.trainer != nil {
+		l.trainer.kill()
+	}
 }
 
 // refuse keeps a trainer with another job out for good: a restart would not change it.

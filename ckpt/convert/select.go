@@ -85,7 +85,7 @@ func Select(v *view.View, s Selection) ([]Item, error) {
 		if t.DType == "" {
 			return nil, fmt.Errorf("tensor %.80q: dtype %.80q cannot be converted; leave it out with --only: %w", t.Name, t.DTypeName, ckpt.ErrFormat)
 		}
-		if s.DType != "" && floating(t.DType) {
+		if s.DType != "" && Floating(t.DType) {
 			info.DType = s.DType // elem casts every float to every other
 		}
 		items = append(items, Item{i, info})
@@ -120,13 +120,14 @@ var floats = []string{"f64", "f32", "f16", "bf16", "f8_e4m3fn", "f8_e5m2", "f8_e
 
 // CheckCast says why tensors are not cast to a dtype; "" is none.
 func CheckCast(dtype string) error {
-	if dtype != "" && !floating(dtype) {
+	if dtype != "" && !Floating(dtype) {
 		return fmt.Errorf("dtype %.40q: tensors are cast to floating-point types only: %s", dtype, strings.Join(floats, ", "))
 	}
 	return nil
 }
 
-func floating(dtype string) bool {
+// Floating reports whether a dtype is one of those that tensors are cast between.
+func Floating(dtype string) bool {
 	for _, f := range floats {
 		if f == dtype {
 			return true

@@ -29,20 +29,30 @@ type Group struct {
 	Ranks      []phalanx.Rank     `json:"ranks"` // in the order of the group, the same on all members
 }
 
+// PlacePath is where a trainer asks at which coordinate it is to sit: GET with group_size in the query, before the hello.
+const PlacePath = "/v1/place"
+
+// PlaceAnswer answers it.
+type PlaceAnswer struct {
+	Coordinate int `json:"coordinate"`
+}
+
 // Protocol is the version of the cold messages that this release speaks.
 const Protocol = 1
 
 // Hello is what a trainer says of itself.
 type Hello struct {
-	PID          int                  `json:"pid"`
-	Start        uint64               `json:"start"` // start time in clock ticks since boot, field 22 of /proc/PID/stat
-	ProtocolMin  int                  `json:"protocol_min"`
-	ProtocolMax  int                  `json:"protocol_max"`
-	Spec         phalanx.JobSpec      `json:"spec"`
-	State        []phalanx.TensorInfo `json:"state"`           // in the order of registration
-	SegmentBytes int64                `json:"segment_bytes"`   // what the trainer itself uses, from offset 0
-	Client       string               `json:"client"`          // "go" or "python"
-	Slabs        int                  `json:"slabs,omitempty"` // how many the client can stage into by turns; 0: one
+	PID         int                  `json:"pid"`
+	Start       uint64               `json:"start"` // start time in clock ticks since boot, field 22 of /proc/PID/stat
+	ProtocolMin int                  `json:"protocol_min"`
+	ProtocolMax int                  `json:"protocol_max"`
+	Spec        phalanx.JobSpec      `json:"spec"`
+	State       []phalanx.TensorInfo `json:"state"` // in the order of registration
+	// Coordinate is the one at which alone the trainer may sit, because State is its shard; -1, or left out, for any.
+	Coordinate   phalanx.Pin `json:"coordinate,omitempty"`
+	SegmentBytes int64       `json:"segment_bytes"`   // what the trainer itself uses, from offset 0
+	Client       string      `json:"client"`          // "go" or "python"
+	Slabs        int         `json:"slabs,omitempty"` // how many the client can stage into by turns; 0: one
 	// Plain is set by a trainer of a job without the step protocol, which wants collectives only. It has no spec and no state.
 	Plain bool `json:"plain,omitempty"`
 	// Groups is how many groups of ranks a trainer with steps makes at a time, at most 64. A plain one may make 64.
