@@ -11,7 +11,10 @@ import torch
 import torch.distributed as dist
 
 dist.init_process_group(sys.argv[2] if len(sys.argv) > 2 else "gloo")
-print(f"rank {dist.get_rank()} of {dist.get_world_size()} up pid={os.getpid()} generation={os.environ['PHALANX_GENERATION']}", flush=True)
+print(
+    f"rank {dist.get_rank()} of {dist.get_world_size()} up pid={os.getpid()} generation={os.environ['PHALANX_GENERATION']}",
+    flush=True,
+)
 value = torch.ones(1000)
 while True:
     stop = torch.tensor([float(os.path.exists(sys.argv[1]))])

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Phalanx for PyTorch: see docs/pytorch.md."""
+"""Phalanx for PyTorch: see docs/pytorch.md. Importing it makes the c10d backend `phalanx` known."""
 
 from __future__ import annotations
 
+from .backend import empty
 from .data import Loader, Sampler, Streams
 from .elastic import Elastic, Step
 from .weights import Report, WeightsError, load_weights
 from .world import shard_mesh
 
-__all__ = ["Elastic", "Loader", "Report", "Sampler", "Step", "Streams", "WeightsError", "load_weights", "shard_mesh"]
+__all__ = ["Elastic", "Loader", "Report", "Sampler", "Step", "Streams", "WeightsError", "empty", "load_weights", "shard_mesh"]
