@@ -105,8 +105,9 @@ func (d *Daemon) newIncarnation() error {
 	if err != nil {
 		return err
 	}
-	if d.life != nil {
-		d.retire(d.life)
+	before := d.life
+	if before != nil {
+		d.retire(before)
 	}
 	d.life = l
 	d.noteNamed()
@@ -114,6 +115,9 @@ func (d *Daemon) newIncarnation() error {
 	d.lease, d.leaseOK, d.asked = 0, false, time.Time{} // a lease belongs to one life
 	l.identify(d.paths.system, d.cfg.Index, false)
 	failpoint.Here("life-made")
+	if before != nil && d.over(before.who.Incarnation) {
+		d.paths.RemoveSegment(d.cfg.Index, before.who.Incarnation) // at once: the next trainer asks for one of its own
+	}
 	l.machine = elastic.NewMachine(l.who, d.state, elastic.Page{Started: d.started()})
 	if err := pruneLogs(d.paths, l.who, d.cfg.KeepLogs); err != nil {
 		d.log.Warn("output of old lives is kept", "error", err)
@@ -174,16 +178,24 @@ func (d *Daemon) retire(l *life) {
 }
 
 // sweep removes the shared memory of lives that the log calls gone. Before, a page may hold a promise and a slab the only
-// copy of the state.
+// copy of the state. While a slab is needed its page stays, by which the next daemon finds it, and nothing else: a segment is as
+// large as the gradients.
 func (d *Daemon) sweep() {
-	m := d.state.Member(d.me())
 	for _, n := range d.paths.Lives(d.cfg.Index) {
-		if d.life != nil && n >= d.life.who.Incarnation {
+		if d.life != nil && n >= d.life.who.Incarnation || !d.over(n) {
 			continue
 		}
-		if m != nil && (m.Incarnation > n || m.Incarnation == n && m.State == elastic.Gone) && !d.saver.needs(n) {
-			failpoint.Here("sweeping")
-			d.paths.Remove(d.cfg.Index, n)
+		if d.saver.needs(n) {
+			d.paths.RemoveSegment(d.cfg.Index, n)
+			continue
 		}
+		failpoint.Here("sweeping")
+		d.paths.Remove(d.cfg.Index, n)
 	}
+}
+
+// over reports whether the log calls a life of this member gone.
+func (d *Daemon) over(n phalanx.Incarnation) bool {
+	m := d.state.Member(d.me())
+	return m != nil && (m.Incarnation > n || m.Incarnation == n && m.State == elastic.Gone)
 }

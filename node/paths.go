@@ -128,6 +128,13 @@ func (p Paths) Remove(index int, n phalanx.Incarnation) {
 	}
 }
 
+// RemoveSegment unlinks what only the trainer of a life and those that reduced with it had a use for.
+func (p Paths) RemoveSegment(index int, n phalanx.Incarnation) {
+	for _, kind := range []string{"seg", "board"} {
+		_ = p.memory.Remove(p.Shared(index, n, kind)) // gone already is as good
+	}
+}
+
 // removePlain unlinks what the plain trainers of a life had for collectives.
 func (p Paths) removePlain(index int, n phalanx.Incarnation) {
 	for _, kind := range []string{plainSegment, plainBoard} {

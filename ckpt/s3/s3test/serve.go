@@ -49,6 +49,7 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
 		s.failAs(w, r, fault)
 		return
 	}
+	r.Body = &arriving{r.Body, s, fault.Rate}
 	answer, err := s.carryOut(request, r, sig, fault)
 	switch {
 	case fault.Drop || fault.Status != 0:

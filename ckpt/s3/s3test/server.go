@@ -6,6 +6,7 @@ import (
 	"crypto/rand"
 	"encoding/hex"
 	"encoding/pem"
+	"io"
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
@@ -46,6 +47,8 @@ type Fault struct {
 	Drop bool
 	// Delay before anything happens.
 	Delay time.Duration
+	// Rate is how many bytes of its body are read in a second, 0 for all at once.
+	Rate int64
 	// Cut: a GET ends after so many bytes of its body, if it is not 0.
 	Cut int
 	// Flip changes a bit of what a GET answers.
@@ -73,6 +76,7 @@ type Server struct {
 	*httptest.Server
 	Flaws Flaws
 
+	arrived atomic.Int64 // bytes of bodies
 	clock   atomic.Int64 // what the server adds to the time, in nanoseconds
 	asking  sync.Mutex   // held while the hook runs; taken before mu
 	mu      sync.Mutex   // guards the fields below
@@ -199,6 +203,28 @@ func (s *Server) Count(op string) int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.counts[op]
+}
+
+// Arrived is how many bytes of bodies have come, of requests that are still under way too.
+func (s *Server) Arrived() int64 { return s.arrived.Load() }
+
+// arriving counts what is read of a body, and reads no faster than it should.
+type arriving struct {
+	io.ReadCloser
+	server *Server
+	rate   int64
+}
+
+func (a *arriving) Read(p []byte) (int, error) {
+	if a.rate > 0 {
+		p = p[:min(int64(len(p)), max(a.rate/50, 1))]
+	}
+	n, err := a.ReadCloser.Read(p)
+	a.server.arrived.Add(int64(n))
+	if a.rate > 0 {
+		time.Sleep(time.Duration(n) * time.Second / time.Duration(a.rate))
+	}
+	return n, err
 }
 
 // Content is what is stored under a key of the bucket.
