@@ -11,6 +11,7 @@ import (
 
 	"phalanx/ckpt/dcp"
 	"phalanx/ckpt/pickle"
+	"phalanx/ckpt/pickle/pickletest"
 )
 
 // FuzzDecodeMetadata: whatever the bytes are, the index is refused or is one that is written again as what it says.
@@ -105,12 +106,7 @@ func FuzzParseRecord(f *testing.F) {
 		if info.DType == "" || info.Bytes() > 1<<20 { // strides of 0 repeat elements
 			return
 		}
-		elements := make([]byte, info.Bytes())
-		if err := info.Gather(elements, storage); err != nil {
-			t.Fatal(err)
-		}
-		pickle.SwapBytes(info.DType, elements)
-		if err := info.PutOff.Apply(info.DType, elements); err != nil {
+		if _, err := pickletest.Elements(&info.Tensor, storage, true); err != nil {
 			t.Fatal(err)
 		}
 	})

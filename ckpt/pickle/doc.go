@@ -31,6 +31,6 @@
 //
 // # PyTorch
 //
-// AsTensor recognizes what torch.save writes for a tensor, EncodeTensor writes it, and Gather brings elements with any
-// strides into row-major order. PutOff is what PyTorch has still to do to them: to conjugate or negate them.
+// AsTensor recognizes what torch.save writes for a tensor, EncodeTensor writes it. Elements with any strides are
+// brought into row-major order by package view. PutOff is what PyTorch has still to do to them: to conjugate or negate them.
 package pickle

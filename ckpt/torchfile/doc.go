@@ -11,8 +11,8 @@
 // negated.
 //
 // Open reads the directory of the archive and the pickle, no storage. The pickle is read as data (package ckpt/pickle): tensors
-// become Tensors, everything else Objects, which are values or names of what Python would have called. File.WriteTo gives a
-// tensor's elements in row-major order, little-endian, whatever its strides and the file's byte order.
+// become Tensors, everything else Objects, which are values or names of what Python would have called. File.Locate says where a
+// tensor's storage lies; package view reads it, and gives elements in row-major order, little-endian.
 //
 // # Names
 //
@@ -24,12 +24,11 @@
 //
 // # What is checked
 //
-// The CRC-32 of the pickle before it is used, that of a storage by whoever reads all of it: WriteTo reads a storage through
-// before it returns nil, so a tensor whose storage was changed is never taken for whole. No member is compressed or encrypted,
+// The CRC-32 of the pickle before it is used, that of a storage (Tensor.CRC32) by who reads it. No member is compressed or encrypted,
 // all lie inside the file, and together they have no more bytes than the file has, so a small file cannot stand for a large
 // one. Storages that were located do not overlap. Every element of a tensor lies in its storage, and all tensors written out have at most 64 times the file's bytes
 // (or 1 GiB). Memory follows the pickle's
-// size, within the limits of package pickle; WriteTo takes at most a fixed buffer.
+// size, within the limits of package pickle.
 //
 // Legacy files (before 1.6), TorchScript archives and others that look similar are refused with what they are (ErrUnsupported).
 package torchfile

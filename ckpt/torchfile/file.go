@@ -4,7 +4,6 @@ package torchfile
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
 	"io"
 	"slices"
@@ -49,11 +48,10 @@ type File struct {
 	// Objects are in the order of the file, as Tensors are.
 	Objects []Object
 
-	archive  *members
-	mu       sync.Mutex       // guards what follows; never held over I/O
-	located  map[string]int64 // where storages are, by key
-	spans    []span           // of those with bytes, by at
-	verified map[string]error // nil: has its checksum; by storage
+	archive *members
+	mu      sync.Mutex       // guards what follows; never held over I/O
+	located map[string]int64 // where storages are, by key
+	spans   []span           // of those with bytes, by at
 }
 
 // Strides and shared storages let a small file stand for tensors that fill any disk when each is written out. What a program
@@ -88,7 +86,7 @@ func Open(ra io.ReaderAt, size int64) (*File, error) {
 	if err != nil {
 		return nil, fmt.Errorf("data.pkl: %w", err)
 	}
-	f := &File{archive: a, verified: map[string]error{}}
+	f := &File{archive: a}
 	if err := f.flatten(doc.Value, int64(len(text))); err != nil {
 		return nil, err
 	}
@@ -146,25 +144,4 @@ func (f *File) Locate(t *Tensor) (int64, error) {
 	}
 	f.located[t.Storage] = at
 	return at, nil
-}
-
-// Verify reads a tensor's storage through and compares its checksum, once for all tensors of the storage.
-func (f *File) Verify(t *Tensor) error {
-	f.mu.Lock()
-	err, done := f.verified[t.Storage]
-	f.mu.Unlock()
-	if done {
-		return err
-	}
-	at, err := f.Locate(t)
-	if err != nil {
-		return err
-	}
-	err = f.through(t, at, io.Discard)
-	if err == nil || errors.Is(err, ErrDamaged) { // what a reader could not do may work the next time
-		f.mu.Lock()
-		f.verified[t.Storage] = err
-		f.mu.Unlock()
-	}
-	return err
 }

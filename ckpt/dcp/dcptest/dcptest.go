@@ -15,6 +15,7 @@ import (
 	"phalanx"
 	"phalanx/ckpt/dcp"
 	"phalanx/ckpt/pickle"
+	"phalanx/ckpt/pickle/pickletest"
 )
 
 // Tensor is a tensor with its elements, row-major.
@@ -227,17 +228,5 @@ func Elements(record []byte, dtype string, shape []int) ([]byte, error) {
 	if sum := crc32.ChecksumIEEE(storage); sum != info.CRC32 {
 		return nil, fmt.Errorf("its checksum is %08x, not %08x", sum, info.CRC32)
 	}
-	elements := make([]byte, info.Bytes())
-	if err := info.Gather(elements, storage); err != nil {
-		return nil, err
-	}
-	if info.Swap {
-		pickle.SwapBytes(dtype, elements)
-	}
-	if !info.PutOff.None() {
-		if err := info.PutOff.Apply(dtype, elements); err != nil {
-			return nil, err
-		}
-	}
-	return elements, nil
+	return pickletest.Elements(&info.Tensor, storage, info.Swap)
 }
