@@ -188,6 +188,22 @@ func (s *Store) path(key string) (string, error) {
 	return filepath.Join(s.root, filepath.FromSlash(key)), nil
 }
 
+// begin returns the path of a key for a request, or why the request cannot begin.
+func (s *Store) begin(ctx context.Context, verb, key string, writes bool) (string, error) {
+	path, err := s.path(key)
+	switch {
+	case err != nil:
+	case ctx.Err() != nil:
+		err = ctx.Err()
+	case writes && s.readOnly:
+		err = ckpt.ErrReadOnly
+	}
+	if err != nil {
+		return "", fmt.Errorf("fs: %s %s: %w", verb, key, err)
+	}
+	return path, nil
+}
+
 // Get implements ckpt.Store.
 func (s *Store) Get(ctx context.Context, key string, off, n int64) ([]byte, error) {
 	f, size, err := s.openAt(ctx, key, off)
@@ -237,12 +253,9 @@ func (s *Store) GetInto(ctx context.Context, key string, off int64, p []byte) (i
 
 // openAt opens an object that has an offset.
 func (s *Store) openAt(ctx context.Context, key string, off int64) (f *os.File, size int64, err error) {
-	path, err := s.path(key)
-	if err == nil {
-		err = ctx.Err()
-	}
+	path, err := s.begin(ctx, "get", key, false)
 	if err != nil {
-		return nil, 0, fmt.Errorf("fs: get %s: %w", key, err)
+		return nil, 0, err
 	}
 	if f, err = s.openFresh(path); err != nil {
 		return nil, 0, s.explain("get", path, err)
@@ -286,12 +299,9 @@ func (s *Store) refresh(path string) {
 
 // Stat implements ckpt.Store.
 func (s *Store) Stat(ctx context.Context, key string) (ckpt.Info, error) {
-	path, err := s.path(key)
-	if err == nil {
-		err = ctx.Err()
-	}
+	path, err := s.begin(ctx, "stat", key, false)
 	if err != nil {
-		return ckpt.Info{}, fmt.Errorf("fs: stat %s: %w", key, err)
+		return ckpt.Info{}, err
 	}
 	st, err := os.Stat(path)
 	if errors.Is(err, iofs.ErrNotExist) {
@@ -323,15 +333,9 @@ func info(key string, st iofs.FileInfo) ckpt.Info {
 // Delete implements ckpt.Store. A directory that became empty is removed too, when that succeeds at the first try: a writer
 // that finds its directory gone between making it and linking into it gets an error and may try again.
 func (s *Store) Delete(ctx context.Context, key string) error {
-	path, err := s.path(key)
-	if err == nil {
-		err = ctx.Err()
-	}
+	path, err := s.begin(ctx, "delete", key, true)
 	if err != nil {
-		return fmt.Errorf("fs: delete %s: %w", key, err)
-	}
-	if s.readOnly {
-		return fmt.Errorf("fs: delete %s: %w", key, ckpt.ErrReadOnly)
+		return err
 	}
 	if err := os.Remove(path); err != nil {
 		if errors.Is(err, iofs.ErrNotExist) || errors.Is(err, unix.ENOTDIR) {

@@ -73,15 +73,9 @@ func (s *Store) replace(temp, path string) error {
 
 // put writes the body to a temporary file and lets publish give it its name.
 func (s *Store) put(ctx context.Context, key string, body ckpt.Body, publish func(temp, path string) error) error {
-	path, err := s.path(key)
-	if err == nil {
-		err = ctx.Err()
-	}
+	path, err := s.begin(ctx, "put", key, true)
 	if err != nil {
-		return fmt.Errorf("fs: put %s: %w", key, err)
-	}
-	if s.readOnly {
-		return fmt.Errorf("fs: put %s: %w", key, ckpt.ErrReadOnly)
+		return err
 	}
 	f, err := s.createTemp()
 	if err != nil {

@@ -168,6 +168,19 @@ func isPublished(r ckpt.Record) bool { return r.Commit != nil }
 func isForgotten(r ckpt.Record) bool { return r.Stub != nil && r.Stub.At() == ckpt.Forgotten }
 func canBeKept(r ckpt.Record) bool   { return isPublished(r) || isForgotten(r) }
 
+// openOne opens the store for a change of the one checkpoint that an argument names.
+func (r *reader) openOne(c *cobra.Command, arg, why string, fits func(ckpt.Record) bool) (ckpt.Store, ckpt.Record, error) {
+	if err := checkWhy(why); err != nil {
+		return nil, ckpt.Record{}, err
+	}
+	s, err := r.openForChange(c)
+	if err != nil {
+		return nil, ckpt.Record{}, err
+	}
+	rec, err := r.refer(c.Context(), s, arg, fits)
+	return s, rec, err
+}
+
 // answerOne prints the checkpoint that a verb changed.
 func (r *reader) answerOne(ctx context.Context, s ckpt.Store, rec ckpt.Record, did string) error {
 	if r.asJSON {
@@ -190,14 +203,7 @@ func newCkptUndelete(a *app) *cobra.Command {
 		Long: `Undelete puts a forgotten checkpoint back, bit for bit, as long as gc has not begun to delete its data. It is pinned then,
 because the policy of a running job would forget it again; see phalanx ckpt unpin.`,
 		RunE: func(c *cobra.Command, args []string) error {
-			if err := checkWhy(why); err != nil {
-				return err
-			}
-			s, err := r.openForChange(c)
-			if err != nil {
-				return err
-			}
-			rec, err := r.refer(c.Context(), s, args[0], isForgotten)
+			s, rec, err := r.openOne(c, args[0], why, isForgotten)
 			if err != nil {
 				return err
 			}
@@ -225,14 +231,7 @@ func newCkptPin(a *app) *cobra.Command {
 		Use: "pin latest|STEP|FOLDER", Args: cobra.ExactArgs(1),
 		Short: "Keep a checkpoint until it is unpinned; a forgotten one is put back first",
 		RunE: func(c *cobra.Command, args []string) error {
-			if err := checkWhy(why); err != nil {
-				return err
-			}
-			s, err := r.openForChange(c)
-			if err != nil {
-				return err
-			}
-			rec, err := r.refer(c.Context(), s, args[0], canBeKept)
+			s, rec, err := r.openOne(c, args[0], why, canBeKept)
 			if err != nil {
 				return err
 			}

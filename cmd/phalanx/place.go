@@ -76,7 +76,7 @@ func (r *reader) explain(err error) error {
 		return nil
 	case errors.Is(err, control.ErrNobody):
 		if o := supervise.Result(r.settings.Dir); o != nil {
-			return problem(node.CodeNotFound, "its checkpoints: phalanx ckpt ls --dir "+r.settings.Dir+"; the same phalanx run prints the result again",
+			return problem(node.CodeNotFound, "its checkpoints: phalanx ckpt ls --dir "+r.settings.Dir+"; the data of those that it forgot last: phalanx ckpt gc --dir "+r.settings.Dir+"; the same phalanx run prints the result again",
 				"no daemon of job %s runs in %s: the job is done, step=%d generation=%s digest=%s", r.settings.Job, r.settings.Dir, o.Step, o.Generation, o.Digest)
 		}
 		return problem(node.CodeNotFound, "start it with: phalanx run --dir "+r.settings.Dir+" -- CMD; or name another with --dir",
