@@ -197,6 +197,8 @@ void phx_close(phx_client *c) {
 	release(c);
 }
 
+void phx_set_orphan_after(phx_client *c, int64_t ns) { c->orphan_after = ns; }
+
 void phx_preempt(phx_client *c) {
 	word_store(WORD(c, T_PREEMPT), 1);
 	bell_ring(c->daemon);
@@ -333,7 +335,7 @@ int check_daemon(phx_client *c) {
 			return 0;
 		}
 	}
-	if (now - c->daemon_seen >= ORPHAN_AFTER_NS)
+	if (now - c->daemon_seen >= c->orphan_after)
 		return fail(c, PHX_ORPHANED, "no daemon has lived for %d s; start phalanx run again", (int)((now - c->daemon_seen) / 1000000000));
 	return 0;
 }

@@ -122,7 +122,7 @@ struct phx_client {
 
 	int64_t staged_since; /* of phx_finish */
 	int64_t t_begun, t_reduce, t_reduced, t_digested;
-	int64_t daemon_seen, daemon_checked;
+	int64_t daemon_seen, daemon_checked, orphan_after;
 
 	pthread_mutex_t progress_lock; /* guards T_PROGRESS and T_WORK */
 	uint64_t counter;

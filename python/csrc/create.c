@@ -153,6 +153,7 @@ int phx_create(const phx_config *config, const phx_tensor *tensors, int64_t coun
 	if (c == NULL)
 		return PHX_E_MEMORY;
 	c->config = *config;
+	c->orphan_after = ORPHAN_AFTER_NS;
 	pthread_mutex_init(&c->progress_lock, NULL);
 	pthread_mutex_init(&c->state_lock, NULL);
 	pthread_mutex_init(&c->ring_lock, NULL);

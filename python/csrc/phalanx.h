@@ -137,6 +137,8 @@ PHX_API int phx_attach_alone(phx_client *c);
 PHX_API int phx_start_pulse(phx_client *c);
 /* phx_close ends the library's threads and unmaps everything; c is gone. */
 PHX_API void phx_close(phx_client *c);
+/* phx_set_orphan_after changes how long a wait lasts without a living daemon, a minute otherwise. For tests. */
+PHX_API void phx_set_orphan_after(phx_client *c, int64_t ns);
 
 PHX_API int phx_begin(phx_client *c);
 PHX_API const phx_begun_t *phx_begun(const phx_client *c);

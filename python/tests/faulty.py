@@ -39,6 +39,12 @@ class Faulty(Toy):
             raise RuntimeError("the optimizer has failed")
         super().apply(step)
 
+    def sit(self, coordinate: int) -> None:
+        if self.o.orphan_after:
+            self.client._library.posts.phx_set_orphan_after(
+                self.client._live(), int(1e9 * self.o.orphan_after)
+            )
+
     def compute(self, begin: phalanx.Begin) -> None:
         if begin.step == self.o.raise_in_compute and self.once("compute"):
             raise RuntimeError("backward has failed")
@@ -97,6 +103,7 @@ def main() -> int:
     p.add_argument("--raise-in-apply", type=int, default=0)
     p.add_argument("--raise-in-compute", type=int, default=0)
     p.add_argument("--fork-at", type=int, default=0)
+    p.add_argument("--orphan-after", type=float, default=0, help="seconds without a daemon")
     p.add_argument("--spin", action="store_true", help="a second thread never yields")
     o = p.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")

@@ -129,6 +129,26 @@ def test_pulse_is_kept_by_a_thread_of_the_trainer(folder: Path) -> None:
         assert word & (1 << 30) - 1 in threads - {pid}
 
 
+def test_orphan_gives_up(folder: Path) -> None:
+    """Nobody is left: the trainer ends by itself, with the status that says start me again."""
+    with job(
+        folder, faulty(folder, "--steps", "5000", "--orphan-after", "1.5"), "--nproc", "1"
+    ) as j:
+        s = j.until("it trains", lambda s: s["step"] >= 3 and len(trainers(s)) == 1)
+        only = member(s, s["world"][0])
+        for pid in (j.process.pid, only["daemon_pid"]):
+            os.kill(pid, signal.SIGKILL)
+        deadline = time.monotonic() + 20
+        while Path(f"/proc/{only['trainer_pid']}/cmdline").exists():
+            # Its parents are gone, and this test is not the one that its status goes to.
+            if Path(f"/proc/{only['trainer_pid']}/cmdline").read_bytes() == b"":
+                break
+            assert time.monotonic() < deadline, "the trainer lives on"
+            time.sleep(0.05)
+        logs = "".join(p.read_text() for p in (j.dir / "log").glob("*.log"))
+        assert "preempted: no daemon has lived" in logs
+
+
 def test_term_leaves_in_order(folder: Path) -> None:
     command = toy("--steps", "5000", "--floor", "0.01")
     with job(folder, command, "--nproc", "2") as j:

@@ -36,12 +36,13 @@ class Model:
         self.m = (ctypes.c_float * n)()
         self.count = (ctypes.c_int64 * 1)()
 
-    def tensors(self) -> list[phalanx.Tensor]:
-        return [
+    def tensors(self, per_rank: bool = False) -> list[phalanx.Tensor]:
+        tensors = [
             phalanx.Tensor("w", "f32", (self.n,), ctypes.addressof(self.w), 4 * self.n),
             phalanx.Tensor("m", "f32", (self.n,), ctypes.addressof(self.m), 4 * self.n),
             phalanx.Tensor("count", "i64", (1,), ctypes.addressof(self.count), 8),
         ]
+        return [t._replace(per_rank=per_rank) for t in tensors]
 
     def gradient(self, out: ctypes.Array[ctypes.c_float], step: int, slot: int) -> None:
         for i in range(self.n):
@@ -61,13 +62,32 @@ class Toy:
     """Runs a model's steps. A test overrides what it wants to break."""
 
     def __init__(
-        self, steps: int, slots: int = 4, floor: float = 0.0, n: int = N, extra_bytes: int = 0
+        self,
+        steps: int,
+        slots: int = 4,
+        floor: float = 0.0,
+        n: int = N,
+        extra_bytes: int = 0,
+        group_size: int = 1,
+        coordinate: int = 0,
     ) -> None:
         self.extra_bytes = extra_bytes
-        self.spec = {"last_step": steps, "slots": slots, "global_batch": slots, "settings": "toy"}
+        self.spec = {
+            "last_step": steps,
+            "slots": slots,
+            "global_batch": slots,
+            "group_size": group_size,
+            "settings": "toy",
+        }
         self.floor, self.model = floor, Model(n)
+        self.coordinate = coordinate  # the samples of this one are its own
         self.client: phalanx.Client
         self.reduced = 0
+
+    def sit(self, coordinate: int) -> None:
+        """Takes a coordinate of a replica group; without groups that which was given stays."""
+        if self.spec["group_size"] > 1:
+            self.coordinate = coordinate
 
     def apply(self, step: int) -> None:
         self.model.apply(step, floats(self.reduced, self.model.n))
@@ -78,7 +98,9 @@ class Toy:
         for slot in range(*begin.slots):
             self.client.working(begin.step, slot)
             self.model.gradient(
-                floats(self.client.slot_buffer(slot), self.model.n), begin.step, slot
+                floats(self.client.slot_buffer(slot), self.model.n),
+                begin.step + 1000 * self.coordinate,
+                slot,
             )
             self.client.slot_done(slot)
         time.sleep(max(0.0, started + self.floor - time.monotonic()))
@@ -96,9 +118,10 @@ class Toy:
     def run(self, on_step: Callable[[], None] | None = None) -> int:
         self.client = phalanx.Client.hello(
             spec=self.spec,
-            state=self.model.tensors(),
+            state=self.model.tensors(per_rank=self.spec["group_size"] > 1),
             gradient_elements=self.model.n,
             apply=self.apply,
+            coordinate=self.sit,
             extra_bytes=self.extra_bytes,
         )
         while True:
@@ -106,8 +129,6 @@ class Toy:
                 self.step()
                 if on_step is not None:
                     on_step()
-            except phalanx.Repeat:
-                pass
             except phalanx.Revoked:
                 continue
             except phalanx.Done:
@@ -131,9 +152,10 @@ def main() -> int:
     p.add_argument("--slots", type=int, default=4)
     p.add_argument("--floor", type=float, default=0.0)
     p.add_argument("--elements", type=int, default=N)
+    p.add_argument("--group-size", type=int, default=1)
     o = p.parse_args()
     logging.basicConfig(level=logging.INFO, format=f"%(levelname)s {os.getpid()} %(message)s")
-    return Toy(o.steps, o.slots, o.floor, o.elements).run()
+    return Toy(o.steps, o.slots, o.floor, o.elements, group_size=o.group_size).run()
 
 
 if __name__ == "__main__":

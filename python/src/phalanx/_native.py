@@ -137,6 +137,7 @@ _CALLS: dict[str, tuple[list[object], object, bool]] = {
     "phx_attach_alone": ([_CLIENT], c_int, False),
     "phx_start_pulse": ([_CLIENT], c_int, False),
     "phx_close": ([_CLIENT], None, True),
+    "phx_set_orphan_after": ([_CLIENT, c_int64], None, False),
     "phx_begin": ([_CLIENT], c_int, False),
     "phx_begun": ([_CLIENT], POINTER(Begun), False),
     "phx_wait": ([_CLIENT, c_int64], c_int, True),

@@ -45,7 +45,9 @@ def wait() -> None:
                 f"{place.get('op')!r} is no place; run phalanx and the package of one release"
             )
         _turn_output(place.get("log"))
-        os.environ.update(place.get("env", {}))
+        variables = place.get("env")
+        if isinstance(variables, dict):
+            os.environ.update(variables)
         _send(run, {"op": "taken"})
 
 
