@@ -139,7 +139,11 @@ def test_a_module_and_a_restart(job: Job) -> None:
     until(lambda: job.status()["phase"] == "running", 30, "the job runs")
     victim = next(m for m in job.status()["members"] if m["rank"] == 1)
     os.kill(victim["trainer_pid"], signal.SIGKILL)
-    until(lambda: job.status()["generation"] > 1 and len(job.status()["world"]) == 2, 60, "both are back")
+    until(
+        lambda: job.status()["generation"] > 1 and len(job.status()["world"]) == 2,
+        60,
+        "both are back",
+    )
     env = job.env(job.status()["generation"], 1)
     assert int(env["TORCHELASTIC_RESTART_COUNT"]) > 0
     (job.home / "finish").touch()

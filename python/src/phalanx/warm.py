@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The place at which a trainer that was started ahead (`phalanx run --warm`) waits.
 
-Such a process is started like any trainer, with PHALANX_WARM and without the variables of a place: no
-RANK, no LOCAL_RANK, no MASTER_ADDR. It comes as far as `wait`, with all its imports done, and stays
-there until a member's trainer dies. Then it has the variables of that place, its output goes to
-the place's file, and it goes on. Everything that reaches for the daemon calls `wait` first, and in a
-job without the step protocol `import phalanx.torch` does, so a script needs no call of its own unless it
-reads the variables before that.
+Such a process is started like any trainer, with PHALANX_WARM and without the variables of a place:
+no RANK, no LOCAL_RANK, no MASTER_ADDR. It comes as far as `wait`, with all its imports done, and
+stays there until a member's trainer dies. Then it has the variables of that place, its output goes
+to the place's file, and it goes on. Everything that reaches for the daemon calls `wait` first, and
+in a job without the step protocol `import phalanx.torch` does, so a script needs no call of its own
+unless it reads the variables before that.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _MAX = 1 << 20
 def wait() -> None:
     """Waits for a place if this process was started ahead, and returns at once otherwise.
 
-    When no place will need it any more, because the job or `phalanx run` has ended, the process ends
-    with 0.
+    When no place will need it any more, because the job or `phalanx run` has ended, the process
+    ends with 0.
     """
     path = os.environ.pop(VARIABLE, None)  # it waits once; what it starts later does not
     if not path:
@@ -58,7 +58,7 @@ def wait_at_import() -> None:
     if os.environ.pop(AT_VARIABLE, "") != "import" or not os.environ.get(VARIABLE):
         return
     with contextlib.suppress(ImportError):
-        importlib.import_module("torch._dynamo")  # which the first optimizer would import, for seconds
+        importlib.import_module("torch._dynamo")  # the first optimizer would, for seconds
     wait()
 
 

@@ -260,6 +260,8 @@ func (s *supervisor) newKeeper() *keeper {
 	k.env = append(k.env, node.StartEnv(s.Settings.Plain, s.Settings.LocalSize())...)
 	if s.Settings.Plain { // its scripts read their rank before they reach for the daemon
 		k.env = append(k.env, wire.WarmAtVariable+"=import")
+	} else { // the same in every place
+		k.env = append(k.env, "WORLD_SIZE="+strconv.Itoa(s.Settings.Policy().Want), "LOCAL_WORLD_SIZE="+strconv.Itoa(s.Settings.LocalSize()))
 	}
 	if !k.nice {
 		s.Log.Info("trainers are started ahead at normal priority: a lower one could not be taken back here")

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Phalanx for PyTorch: see docs/pytorch.md. Importing it makes the c10d backend `phalanx` known."""
+"""Phalanx for PyTorch: see docs/pytorch.md."""
 
 from __future__ import annotations
 
+from .. import warm as _warm
 from .backend import empty
 from .data import Loader, Sampler, Streams
 from .elastic import Elastic, Step
@@ -10,3 +11,5 @@ from .weights import Report, WeightsError, load_weights
 from .world import shard_mesh
 
 __all__ = ["Elastic", "Loader", "Report", "Sampler", "Step", "Streams", "WeightsError", "empty", "load_weights", "shard_mesh"]
+
+_warm.wait_at_import()  # last: everything is imported when a place is taken
