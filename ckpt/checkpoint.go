@@ -22,6 +22,9 @@ type Checkpoint struct {
 	parts   []*Part
 	states  []*State
 	globals []GlobalTensor
+
+	once sync.Once
+	held map[string][]held // by object, made at the first use
 }
 
 // Open reads the parts of a commit, checks them and proves coverage. It reads no data.

@@ -179,7 +179,7 @@ func DecodeRecord(b []byte) (Record, error) {
 
 func decodeCommit(b []byte) (Record, error) {
 	var c Commit
-	if err := decode(b, MaxCommitBytes, &c); err != nil {
+	if err := decode(b, MaxCommitBytes, FormatVersion, &c); err != nil {
 		return Record{}, err
 	}
 	if err := checkSum(b, c.Format, c.Sum); err != nil {

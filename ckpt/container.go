@@ -99,13 +99,18 @@ func (f frame) check(t phalanx.TensorInfo, c ManifestChunk, whole []byte) error 
 func metadata(globals []GlobalTensor) ([]byte, error) {
 	m := dcp.Metadata{Version: "1.0.0", Paths: map[string][]any{}}
 	for _, g := range globals {
-		t := dcp.Tensor{Name: g.Name, DType: g.DType, Shape: g.Shape}
+		m.Paths[g.Name] = g.path(g.Name)
+		if g.Value {
+			c := g.Pieces[0].Chunk // the bytes alone: the record around them is for the verifier
+			m.Objects = append(m.Objects, dcp.Object{Name: g.Name, File: c.Object, At: c.At, Length: c.Length})
+			continue
+		}
+		t := dcp.Tensor{Name: g.Name, DType: g.DType, Shape: g.Shape, RequiresGrad: g.RequiresGrad}
 		for _, p := range g.Pieces {
 			at, length := frame{ContainerDCP}.enclosed(p.Chunk)
 			t.Chunks = append(t.Chunks, dcp.Chunk{Offset: p.Offset, Size: p.Size, File: p.Chunk.Object, At: at, Length: length})
 		}
 		m.Tensors = append(m.Tensors, t)
-		m.Paths[g.Name] = []any{g.Name}
 	}
 	b, err := m.Encode()
 	if err != nil {

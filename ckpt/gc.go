@@ -187,7 +187,7 @@ func (c *collector) abandoned(ctx context.Context, x Sweep) error {
 
 // ourNames are the names that saves give to objects in an attempt's folder. What has another name was put there by somebody
 // else.
-var ourNames = regexp.MustCompile(`^(part-\d+\.json|rank-\d+-\d+\.raw|__\d+_\d+\.distcp|\.metadata)$`)
+var ourNames = regexp.MustCompile(`^(part-\d+\.json|rank-\d+-\d+\.raw|__\d+_\d+\.distcp|write-\d+-\d+\.json|\.metadata)$`)
 
 // deleteBatch is how many objects are deleted between two questions whether to go on.
 const deleteBatch = 256

@@ -22,6 +22,7 @@ type GlobalTensor struct {
 	// D1 is the digest of the whole tensor, where one coordinate holds it whole (Digested).
 	D1       phalanx.Digest
 	Digested bool
+	Origin
 }
 
 // Bytes is the size of the tensor.
@@ -87,7 +88,7 @@ func (b *globals) add(coordinate, index int, t *ManifestTensor) error {
 	if t.PerRank {
 		for _, c := range t.Copies {
 			own := phalanx.TensorInfo{Name: PerRankName(t.Name, c.Rank), DType: t.DType, Shape: t.Shape}
-			g, err := b.take(own, t.Shape, false)
+			g, err := b.take(own, t.Origin, t.Shape, false)
 			if err != nil {
 				return err
 			}
@@ -99,7 +100,7 @@ func (b *globals) add(coordinate, index int, t *ManifestTensor) error {
 		return nil
 	}
 	if t.Global == nil {
-		g, err := b.take(t.TensorInfo, t.Shape, false)
+		g, err := b.take(t.TensorInfo, t.Origin, t.Shape, false)
 		if err != nil {
 			return err
 		}
@@ -113,7 +114,7 @@ func (b *globals) add(coordinate, index int, t *ManifestTensor) error {
 		g.whole(coordinate, index, phalanx.NoRank, t.D1, t.Chunks)
 		return nil
 	}
-	g, err := b.take(t.TensorInfo, t.Global.Shape, true)
+	g, err := b.take(t.TensorInfo, t.Origin, t.Global.Shape, true)
 	if err != nil {
 		return err
 	}
@@ -135,14 +136,14 @@ func (b *globals) add(coordinate, index int, t *ManifestTensor) error {
 }
 
 // take finds or begins a tensor, and compares what the coordinates say of it.
-func (b *globals) take(t phalanx.TensorInfo, shape []int, sharded bool) (*global, error) {
+func (b *globals) take(t phalanx.TensorInfo, o Origin, shape []int, sharded bool) (*global, error) {
 	if g, found := b.byName[t.Name]; found {
-		if g.DType != t.DType || !slices.Equal(g.Shape, shape) || g.sharded != sharded {
+		if g.DType != t.DType || !slices.Equal(g.Shape, shape) || g.sharded != sharded || !g.Origin.equal(o) {
 			return nil, fmt.Errorf("tensor %.60q is %s%v in one coordinate and %s%v in another: %w", t.Name, g.DType, g.Shape, t.DType, shape, ErrIncomplete)
 		}
 		return g, nil
 	}
-	g := &global{GlobalTensor: GlobalTensor{Name: t.Name, DType: t.DType, Shape: shape}, sharded: sharded, holders: map[int]phalanx.Digest{}}
+	g := &global{GlobalTensor: GlobalTensor{Name: t.Name, DType: t.DType, Shape: shape, Origin: o}, sharded: sharded, holders: map[int]phalanx.Digest{}}
 	b.byName[t.Name] = g
 	b.order = append(b.order, g)
 	return g, nil
@@ -173,6 +174,9 @@ func (g *global) replica(box globalBox) (bool, error) {
 // covered proves that the boxes of the coordinates lie apart and have as many elements as the tensor. Inside a box the
 // coordinate's own manifest is proven.
 func (g *global) covered() error {
+	if g.Value && len(g.Pieces) != 1 {
+		return fmt.Errorf("value %.60q: is in %d chunks, PyTorch reads one: %w", g.Name, len(g.Pieces), ErrFormat)
+	}
 	if !g.sharded {
 		return nil
 	}

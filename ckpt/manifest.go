@@ -27,6 +27,7 @@ type ManifestTensor struct {
 	phalanx.TensorInfo
 	D1     phalanx.Digest
 	Chunks []ManifestChunk
+	Origin
 	// Copies are set when each rank has content of its own, in rank order; D1 and Chunks are then those of the first.
 	Copies []RankCopy
 }
@@ -85,7 +86,8 @@ func (e *DivergedError) Error() string {
 // not fit together: another layout, a tensor that nobody lists, a gap, an overlap, digests that differ.
 func Merge(parts []*Part) ([]*Manifest, error) {
 	byCoordinate := map[int][]*Part{}
-	objects := map[string]bool{}
+	objects := map[string]Object{}
+	shared := map[string]bool{}
 	for _, p := range parts {
 		byCoordinate[p.Coordinate] = append(byCoordinate[p.Coordinate], p)
 		if p.Attempt != parts[0].Attempt || p.Container != parts[0].Container {
@@ -93,11 +95,17 @@ func Merge(parts []*Part) ([]*Manifest, error) {
 				parts[0].Rank, parts[0].Attempt, parts[0].Container)
 		}
 		for _, o := range p.Objects {
-			if objects[o.Name] {
-				return nil, fmt.Errorf("merge: object %s is listed twice", o.Name)
+			if have, listed := objects[o.Name]; listed {
+				if p.Format < handedFormat || have != o {
+					return nil, fmt.Errorf("merge: object %s is listed twice", o.Name)
+				}
+				shared[o.Name] = true
 			}
-			objects[o.Name] = true
+			objects[o.Name] = o
 		}
+	}
+	if err := apart(parts, shared); err != nil {
+		return nil, fmt.Errorf("merge: %w", err)
 	}
 	var manifests []*Manifest
 	for _, c := range slices.Sorted(maps.Keys(byCoordinate)) {
@@ -108,6 +116,30 @@ func Merge(parts []*Part) ([]*Manifest, error) {
 		manifests = append(manifests, m)
 	}
 	return manifests, nil
+}
+
+// apart proves that parts that share an object hold no byte of it both. Inside a part that is proven already.
+func apart(parts []*Part, shared map[string]bool) error {
+	type span struct{ at, end int64 }
+	held := map[string][]span{}
+	for _, p := range parts {
+		f := frame{p.Container}
+		for _, c := range p.Chunks {
+			if name := p.Objects[c.Object].Name; shared[name] {
+				held[name] = append(held[name], span{c.At - f.before(), c.At + c.Length + f.after(c.Length)})
+			}
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(held)) {
+		spans := held[name]
+		slices.SortFunc(spans, func(a, b span) int { return cmp.Compare(a.at, b.at) })
+		for i := 1; i < len(spans); i++ {
+			if spans[i].at < spans[i-1].end {
+				return fmt.Errorf("two parts hold bytes at %d of object %s", spans[i].at, name)
+			}
+		}
+	}
+	return nil
 }
 
 func mergeCoordinate(coordinate int, parts []*Part) (*Manifest, error) {
@@ -204,8 +236,8 @@ func mergeTensors(coordinate int, parts []*Part) ([]ManifestTensor, error) {
 			have := &tensors[t.Index]
 			switch {
 			case have.Name == "":
-				have.TensorInfo, have.D1 = t.TensorInfo, t.D1
-			case !have.TensorInfo.Equal(t.TensorInfo):
+				have.TensorInfo, have.D1, have.Origin = t.TensorInfo, t.D1, t.Origin
+			case !have.TensorInfo.Equal(t.TensorInfo) || !have.Origin.equal(t.Origin):
 				return nil, fmt.Errorf("coordinate %d: tensor %d is %s%v %.60q and, for rank %d, %s%v %.60q", coordinate, t.Index,
 					have.DType, have.Shape, have.Name, p.Rank, t.DType, t.Shape, t.Name)
 			case have.D1 != t.D1 && !t.PerRank:

@@ -117,7 +117,7 @@ func (m *Mark) Encode() ([]byte, error) {
 // DecodeMark reads a mark. It never panics and allocates in proportion to the input.
 func DecodeMark(b []byte) (*Mark, error) {
 	var m Mark
-	if err := decode(b, MaxMarkBytes, &m); err != nil {
+	if err := decode(b, MaxMarkBytes, FormatVersion, &m); err != nil {
 		return nil, fmt.Errorf("mark: %w", err)
 	}
 	if err := checkSum(b, m.Format, m.Sum); err != nil {

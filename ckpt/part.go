@@ -20,6 +20,9 @@ const (
 	// FormatVersion is what this package writes. It reads that and all from oldestFormat on.
 	FormatVersion = 2
 	oldestFormat  = 1
+	// handedFormat is what parts and sheets have that describe what a program handed over (Assemble); other parts stay
+	// readable by releases before this one.
+	handedFormat = 3
 
 	// MaxPartBytes bounds what the decoder of a part takes.
 	MaxPartBytes = 256 << 20
@@ -48,6 +51,7 @@ type PartTensor struct {
 	Index int `json:"index"`
 	phalanx.TensorInfo
 	D1 phalanx.Digest `json:"d1"`
+	Origin
 }
 
 // Object is one data object in the attempt's folder.
@@ -80,7 +84,7 @@ func (p *Part) Encode() ([]byte, error) {
 // allocates in proportion to the input.
 func DecodePart(b []byte) (*Part, error) {
 	var p Part
-	if err := decode(b, MaxPartBytes, &p); err != nil {
+	if err := decode(b, MaxPartBytes, handedFormat, &p); err != nil {
 		return nil, fmt.Errorf("part: %w", err)
 	}
 	if err := p.validate(); err != nil {
@@ -90,7 +94,7 @@ func DecodePart(b []byte) (*Part, error) {
 }
 
 // decode reads one JSON value of a known format version and nothing after it.
-func decode(b []byte, limit int, into any) error {
+func decode(b []byte, limit, newest int, into any) error {
 	if len(b) > limit {
 		return fmt.Errorf("%d bytes, at most %d: %w", len(b), limit, ErrFormat)
 	}
@@ -100,8 +104,8 @@ func decode(b []byte, limit int, into any) error {
 	if err := json.Unmarshal(b, &head); err != nil {
 		return fmt.Errorf("%w: %w", err, ErrFormat)
 	}
-	if head.Format < oldestFormat || head.Format > FormatVersion {
-		return fmt.Errorf("format %d, this program reads %d to %d; use a newer phalanx: %w", head.Format, oldestFormat, FormatVersion, ErrFormat)
+	if head.Format < oldestFormat || head.Format > newest {
+		return fmt.Errorf("format %d, this program reads %d to %d; use a newer phalanx: %w", head.Format, oldestFormat, newest, ErrFormat)
 	}
 	d := json.NewDecoder(bytes.NewReader(b))
 	d.DisallowUnknownFields()
@@ -147,6 +151,9 @@ func (p *Part) tensorsByIndex() (map[int]phalanx.TensorInfo, error) {
 			return nil, fmt.Errorf("tensor %.60q has index %d after %d", t.Name, t.Index, last)
 		}
 		if err := checkTensor(t.TensorInfo); err != nil {
+			return nil, err
+		}
+		if err := t.Origin.validate(t.TensorInfo, p.Format); err != nil {
 			return nil, err
 		}
 		if p.Format < 2 && (t.Global != nil || t.PerRank) {

@@ -120,7 +120,7 @@ func (s *Stub) Encode() ([]byte, error) {
 
 func decodeStub(b []byte) (Record, error) {
 	var s Stub
-	if err := decode(b, MaxStubBytes, &s); err != nil {
+	if err := decode(b, MaxStubBytes, FormatVersion, &s); err != nil {
 		return Record{}, err
 	}
 	if err := checkSum(b, s.Format, s.Sum); err != nil {

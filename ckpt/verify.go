@@ -231,11 +231,17 @@ func (v *verification) run(ctx context.Context, buffer *[]byte, done chan<- veri
 	return nil
 }
 
-// Objects lists the data objects of all ranks, by their names in the attempt's folder.
+// Objects lists the data objects of all ranks, each once, by their names in the attempt's folder.
 func (cp *Checkpoint) Objects() []Object {
 	var all []Object
+	listed := map[string]bool{}
 	for _, p := range cp.parts {
-		all = append(all, p.Objects...)
+		for _, o := range p.Objects {
+			if !listed[o.Name] {
+				listed[o.Name] = true
+				all = append(all, o)
+			}
+		}
 	}
 	return all
 }

@@ -79,8 +79,11 @@ type writer struct {
 	frame   frame
 	puts    *errgroup.Group
 
-	part   Part
-	object *object // that is being filled
+	nameless bool // digests are of the content alone
+	first    int  // number of the first object
+	part     Part
+	roots    []kernels.Part // of the contents, when nameless
+	object   *object        // that is being filled
 }
 
 func newWriter(ctx context.Context, s Store, a Attempt, rank phalanx.Rank, plan *Plan, source Source) *writer {
@@ -130,7 +133,8 @@ func (w *writer) shard(shard *Shard) error {
 		if t.Shape == nil {
 			t.Shape = []int{}
 		}
-		w.part.Tensors = append(w.part.Tensors, PartTensor{Index: job.tensor, TensorInfo: t, D1: job.d1})
+		w.part.Tensors = append(w.part.Tensors, PartTensor{Index: job.tensor, TensorInfo: t, D1: job.root.Root})
+		w.roots = append(w.roots, job.root)
 	}
 	return nil
 }
@@ -143,7 +147,7 @@ func digesters(puts int) int { return max(1, min(puts, runtime.GOMAXPROCS(0)/4))
 type digesting struct {
 	tensor int
 	chunks []digested
-	d1     phalanx.Digest
+	root   kernels.Part
 	err    error
 	done   chan struct{}
 }
@@ -184,7 +188,10 @@ const pieceBytes = 256 << 10
 // digest reads a whole tensor once and takes all checksums: of the tensor, and of this rank's boxes of it.
 func (w *writer) digest(ctx context.Context, job *digesting, piece []byte) error {
 	t := w.plan.Layout[job.tensor]
-	hasher := kernels.NewTensorHasher(digestSeed, t.Name, t.DType, t.Shape)
+	hasher := kernels.NewContentHasher(digestSeed)
+	if !w.nameless {
+		hasher = kernels.NewTensorHasher(digestSeed, t.Name, t.DType, t.Shape)
+	}
 	only := func(p []byte) { hasher.Write(p) }
 	var at int64
 	for i := range job.chunks {
@@ -209,7 +216,7 @@ func (w *writer) digest(ctx context.Context, job *digesting, piece []byte) error
 	if err := w.pieces(ctx, job.tensor, at, t.Bytes(), piece, only); err != nil {
 		return err
 	}
-	job.d1 = hasher.Sum()
+	job.root = hasher.Part()
 	return nil
 }
 
@@ -263,7 +270,7 @@ func (w *writer) flush() error {
 	}
 	content := w.object
 	w.object = newObject(w.source)
-	o := Object{Name: w.frame.objectName(w.part.Rank, len(w.part.Objects)), Size: content.size, CRC64NVME: content.sum}
+	o := Object{Name: w.frame.objectName(w.part.Rank, w.first+len(w.part.Objects)), Size: content.size, CRC64NVME: content.sum}
 	w.part.Objects = append(w.part.Objects, o)
 	w.puts.Go(func() error {
 		defer content.end()

@@ -22,6 +22,18 @@ func NewTensorHasher(seed uint64, name, dtype string, shape []int) *TensorHasher
 	return h
 }
 
+// NewContentHasher starts the digest of bytes without the header of a tensor, for bytes whose name comes later: [Named] of
+// its Part is then what a TensorHasher would have given.
+func NewContentHasher(seed uint64) *TensorHasher {
+	keys := newLaneKeys(seed)
+	return &TensorHasher{keys: keys, root: newPolynomial(keys.r)}
+}
+
+// Named is the digest of a tensor whose bytes have the given part, as a content hasher gives it.
+func Named(seed uint64, name, dtype string, shape []int, content Part) phalanx.Digest {
+	return Combine(seed, []Part{NewTensorHasher(seed, name, dtype, shape).Part(), content})
+}
+
 // Write digests the next bytes of the tensor. It never fails.
 func (h *TensorHasher) Write(p []byte) (int, error) {
 	size := len(p)

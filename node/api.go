@@ -40,6 +40,7 @@ func (d *Daemon) serveSocket() error {
 	mux.HandleFunc("POST /v1/drain", d.handleDrain)
 	mux.HandleFunc("POST /v1/resize", d.handleResize)
 	d.readOnly(mux)
+	d.takeIn(mux)
 	srv := &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second, ConnContext: func(ctx context.Context, c net.Conn) context.Context {
 		return context.WithValue(ctx, peerUID{}, d.paths.system.PeerUID(c))
 	}}

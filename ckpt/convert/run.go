@@ -96,7 +96,7 @@ func newWriter(v *view.View, items []Item, to Target, o Options) (*writer, error
 			o.ShardBytes = DefaultRecordBytes
 		}
 		var objects []view.Object
-		if v.Format == view.DCP { // others have no records
+		if v.Format == view.DCP || v.Format == view.Phalanx { // others have no records
 			objects = v.Objects
 		}
 		w.arrangement = arrangeDCP(items, objects, o.ShardBytes)
@@ -289,6 +289,16 @@ func (w *writer) copyObjects(ctx context.Context) error {
 	for _, o := range w.objects {
 		if err := w.fileOf(ctx, o.file); err != nil {
 			return err
+		}
+		if o.object.Sum.Kind != view.NoSum {
+			p, err := w.source.ReadObject(ctx, &o.object)
+			if err != nil {
+				return fmt.Errorf("object %.80q: %w", o.object.Name, err)
+			}
+			if _, err := w.open.WriteAt(p, o.at); err != nil {
+				return err
+			}
+			continue
 		}
 		const part = 8 << 20
 		for off := int64(0); off < o.object.Length; off += part {

@@ -278,7 +278,7 @@ func openParts(ctx context.Context, f Files, list []ckpt.Info, o Options) (*View
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", f.Place(), err)
 	}
-	v.Tensors = assemble(globals, manifests)
+	v.hold(globals, manifests)
 	return v, nil
 }
 

@@ -24,8 +24,33 @@ func FromCheckpoint(s ckpt.Store, cp *ckpt.Checkpoint) (*View, error) {
 		manifests = append(manifests, st.Manifest)
 		v.States = append(v.States, State{Label: st.Label, Digest: st.Manifest.StateDigest})
 	}
-	v.Tensors = assemble(cp.Globals(), manifests)
+	v.hold(cp.Globals(), manifests)
 	return v, nil
+}
+
+// hold takes up what a checkpoint holds.
+func (v *View) hold(globals []ckpt.GlobalTensor, manifests []*ckpt.Manifest) {
+	tensors := make([]ckpt.GlobalTensor, 0, len(globals))
+	for _, g := range globals {
+		if g.Path != nil && v.Paths == nil {
+			v.Paths = map[string][]any{}
+		}
+		if !g.Value {
+			tensors = append(tensors, g)
+			continue
+		}
+		c := g.Pieces[0].Chunk
+		v.Objects = append(v.Objects, Object{Name: g.Name, Object: c.Object, At: c.At, Length: c.Length, Sum: Sum{CRC64NVME, uint64(c.CRC64NVME)},
+			Coordinate: g.Pieces[0].Coordinate})
+	}
+	if v.Paths != nil {
+		for _, g := range globals {
+			if v.Paths[g.Name] = g.Path; g.Path == nil {
+				v.Paths[g.Name] = []any{g.Name}
+			}
+		}
+	}
+	v.Tensors = assemble(tensors, manifests)
 }
 
 // assemble makes the tensors that users see of those of the coordinates.
@@ -36,7 +61,7 @@ func assemble(globals []ckpt.GlobalTensor, manifests []*ckpt.Manifest) []Tensor 
 	}
 	out := make([]Tensor, len(globals))
 	for i, g := range globals {
-		t := Tensor{Name: g.Name, DType: g.DType, DTypeName: g.DType, Shape: nonNil(g.Shape)}
+		t := Tensor{Name: g.Name, DType: g.DType, DTypeName: g.DType, Shape: nonNil(g.Shape), RequiresGrad: g.RequiresGrad}
 		boxes := map[[2]int]bool{} // parts of coordinates whose digest is listed
 		for _, p := range g.Pieces {
 			t.Shards = append(t.Shards, Shard{Box: Box{nonNil(p.Offset), nonNil(p.Size)}, Object: p.Chunk.Object, At: p.Chunk.At, Length: p.Chunk.Length,

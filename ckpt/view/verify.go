@@ -40,7 +40,7 @@ func (v *View) Chunks() []Chunk {
 	}
 	for k, o := range v.Objects {
 		if o.Length > 0 {
-			all = append(all, Chunk{o.Object, o.At, o.Length, "", -1, k, 0})
+			all = append(all, Chunk{o.Object, o.At, o.Length, o.Sum.String(), -1, k, o.Coordinate})
 		}
 	}
 	slices.SortStableFunc(all, compareChunks)
@@ -107,6 +107,10 @@ func (v *View) check(ctx context.Context, c *Chunk) (summed bool, err error) {
 
 // checkObject reads what is no tensor: its archive with the checksum of the pickle in it. It executes nothing.
 func (v *View) checkObject(ctx context.Context, o *Object) (bool, error) {
+	if o.Sum.Kind != NoSum {
+		_, err := v.ReadObject(ctx, o)
+		return true, err
+	}
 	if len(o.Transforms) > 0 || v.Format != DCP {
 		return false, nil
 	}
@@ -119,6 +123,27 @@ func (v *View) checkObject(ctx context.Context, o *Object) (bool, error) {
 		return false, &DamageError{Object: o.Object, At: o.At, Length: o.Length, Tensor: o.Name, Err: err}
 	}
 	return true, nil
+}
+
+// ReadObject reads the bytes of what is no tensor, and verifies them where they have a checksum: else they are what they are.
+// Damage is a *DamageError.
+func (v *View) ReadObject(ctx context.Context, o *Object) ([]byte, error) {
+	damage := &DamageError{Object: o.Object, At: o.At, Length: o.Length, Tensor: o.Name, Coordinate: o.Coordinate, Want: o.Sum, Got: o.Sum, Err: ckpt.ErrCorrupt}
+	b := make([]byte, o.Length)
+	switch err := v.files.Read(ctx, o.Object, o.At, b); {
+	case errors.Is(err, ckpt.ErrCorrupt), errors.Is(err, ckpt.ErrNotFound):
+		damage.Err = err
+		return nil, damage
+	case err != nil:
+		return nil, err
+	}
+	if h := o.Sum.start(); h != nil {
+		h.Write(b)
+		if damage.Got = o.Sum.of(h); damage.Got != o.Sum {
+			return nil, damage
+		}
+	}
+	return b, nil
 }
 
 // Lost lists the names of the tensors that a damaged range is a part of.

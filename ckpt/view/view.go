@@ -207,6 +207,10 @@ type Object struct {
 	At, Length int64
 	// Transforms are what was applied to the bytes when they were written.
 	Transforms []string
+	// Sum is the checksum of the bytes, where the format has one.
+	Sum Sum
+	// Coordinate of a Phalanx checkpoint whose state holds it.
+	Coordinate int
 	// Text is the value for people, of objects that have no bytes of their own (Length is 0).
 	Text string
 }

@@ -18,7 +18,7 @@ import (
 func newCkpt(a *app) *cobra.Command {
 	c := &cobra.Command{Use: "ckpt", Short: "Look into the checkpoints of a job", Args: cobra.NoArgs, RunE: group}
 	c.AddCommand(newCkptLatest(a), newCkptList(a), newCkptInspect(a), newCkptConvert(a), newCkptRestore(a), newCkptCopy(a), newCkptFind(a), newCkptDiff(a), newCkptDump(a), newCkptVerify(a))
-	c.AddCommand(newCkptForget(a), newCkptGC(a), newCkptUndelete(a), newCkptPin(a), newCkptUnpin(a))
+	c.AddCommand(newCkptForget(a), newCkptGC(a), newCkptUndelete(a), newCkptPin(a), newCkptUnpin(a), newCkptServe(a))
 	return c
 }
 
