@@ -10,6 +10,9 @@
 // takes stock after a publish (TakeInventory), asks its Policy, and calls Forget and GC; an operator does the same by hand.
 // Plan, Cover, Merge, PlanReads, DealReads, Policy.Decide, PlanSweep and Abandoned are pure.
 //
+// A program that saves by itself (package intake) hands over boxes that nobody has named yet: WriteSheet writes them and a
+// sheet, on any number of hosts. PublishHanded gets PyTorch's index, which names them, makes the parts (Assemble) and publishes.
+//
 // # What is promised
 //
 // A checkpoint is published when its commit object exists, and only then; there is no other mark. Until then readers see
@@ -37,6 +40,7 @@
 //	JOB/step-STEP-gGENERATION-aTERM.COUNTER/rank-RANK-NNNNN.raw   data objects of container raw, NNNNN from 00000
 //	JOB/step-STEP-gGENERATION-aTERM.COUNTER/part-RANK.json        after all data objects of the rank
 //	JOB/step-STEP-gGENERATION-aTERM.COUNTER/.metadata             container dcp: PyTorch's index, after all parts
+//	JOB/step-STEP-gGENERATION-aTERM.COUNTER/write-RANK-N.json     sheets of what programs handed over, before their parts
 //	JOB/commits/NNNNNNNNNNNN.json                                 last; from 000000000001
 //
 // JOB is one key element (ValidKey). STEP, TERM, COUNTER and RANK are decimal without leading zeros; GENERATION is NUMBER, or

@@ -160,7 +160,9 @@ func goldenFiles(tb testing.TB, part string) [][]byte {
 func TestDecodersRefuse(t *testing.T) {
 	part := string(goldenFiles(t, "part-0.json")[0])
 	for name, edit := range map[string][2]string{
-		"newer format":   {`"format":2`, `"format":3`},
+		"newer format":   {`"format":2`, `"format":4`},
+		"value":          {`"index":0`, `"value":true,"index":0`},
+		"path":           {`"index":0`, `"path":["a"],"index":0`},
 		"container":      {`"container":"dcp"`, `"container":"zip"`},
 		"unknown field":  {`"format":2`, `"format":2,"extra":1`},
 		"attempt":        {`"attempt":"step-100`, `"attempt":"../step-100`},
@@ -235,6 +237,8 @@ func FuzzPart(f *testing.F) {
 	for _, b := range goldenFiles(f, "part-") {
 		f.Add(b)
 	}
+	f.Add([]byte(`{"format":3,"container":"dcp","attempt":"step-1-g1-a1.0","rank":0,"coordinate":0,"layout":"` + strings.Repeat("0", 64) +
+		`","tensors":[{"index":0,"name":"v","dtype":"u8","shape":[1],"d1":"` + strings.Repeat("0", 32) + `","value":true,"path":["a",1]}],"objects":[],"chunks":[]}`))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		p, err := ckpt.DecodePart(b)
 		if err != nil {

@@ -34,11 +34,7 @@ func (s *Service) begin(ctx context.Context, q beginRequest) (begun, error) {
 	if job == s.Own {
 		return begun{}, usage("the checkpoints of job %s are those of its steps, which it resumes from; name another, or none for %s", job, s.Job)
 	}
-	term, err := newTerm()
-	if err != nil {
-		return begun{}, err
-	}
-	b, err := ckpt.Begin(ctx, s.Store, job, q.Step, ckpt.BeginOptions{Generation: q.Generation, NewBranch: q.NewBranch, Term: term})
+	b, err := ckpt.Begin(ctx, s.Store, job, q.Step, ckpt.BeginOptions{Generation: q.Generation, NewBranch: q.NewBranch, Term: newTerm()})
 	if err != nil {
 		return begun{}, err
 	}

@@ -4,13 +4,12 @@ package intake
 
 import (
 	"context"
-	"crypto/rand"
-	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"log/slog"
+	"math/rand/v2"
 	"net/http"
 	"sync"
 	"time"
@@ -175,10 +174,4 @@ func (s *Service) attempt(job, name string) (ckpt.Attempt, error) {
 }
 
 // newTerm is a number that no attempt has: those of leaders are terms of Raft, which never grow so high.
-func newTerm() (uint64, error) {
-	var b [8]byte
-	if _, err := rand.Read(b[:]); err != nil {
-		return 0, fmt.Errorf("random numbers: %w", err)
-	}
-	return binary.LittleEndian.Uint64(b[:])>>2 | 1<<61, nil
-}
+func newTerm() uint64 { return rand.Uint64()>>2 | 1<<61 }

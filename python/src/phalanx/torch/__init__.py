@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from .. import warm as _warm
+from . import _fsspec as _fsspec
 from .backend import empty
 from .data import Loader, Sampler, Streams
 from .elastic import Elastic, Step
