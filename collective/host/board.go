@@ -53,6 +53,9 @@ const (
 	// wordGroup and wordOf are for lanes alone: the id of the group, and the stamp of its generation, 0 while the other changes.
 	wordGroup = 128
 	wordOf    = 129
+	// wordRanks is how many members the group has, 0 when they are too many to stand here, and behind it the ranks, four in a
+	// word: a daemon that takes over reads them.
+	wordRanks = 130
 )
 
 // board is the view of one group's part of a member's board.

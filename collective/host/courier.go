@@ -25,8 +25,12 @@ const (
 	// The words of the courier's part of a board. courierOf is the stamp of the generation.
 	courierOf       = 0
 	courierSleeping = 1
-	courierEntries  = 8
-	courierAcks     = courierEntries + courierPlaces*entryWords
+	// courierUsed is the stamp of the generation once a message was posted, and courierLost once a daemon took over that does not
+	// know how many there were.
+	courierUsed    = 2
+	courierLost    = 3
+	courierEntries = 8
+	courierAcks    = courierEntries + courierPlaces*entryWords
 
 	// The words of an entry. The serial is 0 while the others change.
 	entrySerial = 0
@@ -56,6 +60,7 @@ type courier struct {
 	locals  map[phalanx.Rank]*neighbour
 	wake    chan struct{} // 1: only "look again" matters
 	pending atomic.Int64  // letters that are not done
+	lost    bool          // the daemon before this one has passed messages, and nobody knows how many
 
 	letters []*letter // the goroutine's own
 	lanes   map[laneKey]board
@@ -151,12 +156,17 @@ func (c *courier) reset() {
 	if c.area.words == nil {
 		return
 	}
+	stamp := stampOf(c.f.gen, 0) | 1
+	if c.area.load(courierUsed) == stamp {
+		c.lost = true
+		c.area.store(courierLost, stamp)
+	}
 	c.area.store(courierOf, 0)
 	c.area.store(courierSleeping, 0)
 	for p := range courierPlaces {
 		c.area.store(courierEntries+p*entryWords, 0)
 	}
-	c.area.store(courierOf, stampOf(c.f.gen, 0)|1)
+	c.area.store(courierOf, stamp)
 }
 
 func (c *courier) signal() {
@@ -188,6 +198,9 @@ func (c *courier) post(w *worker, op Op, done func(error)) {
 	key := orderKey{laneKey{l.peer.rank, w.id}, op.Tag, op.Kind == Send}
 	l.order = c.orders[key]
 	c.orders[key]++
+	if c.area.words != nil {
+		c.area.store(courierUsed, stampOf(c.f.gen, 0)|1)
+	}
 	c.posted = append(c.posted, l)
 	c.pending.Add(1)
 	c.mu.Unlock()
@@ -210,9 +223,15 @@ func (c *courier) letter(w *worker, op Op, done func(error)) (*letter, error) {
 	if err := fits(room, size, offset, 0, 1, op.Count*size); op.Count > 0 && err != nil {
 		return nil, fmt.Errorf("%v: %w", err, ErrInvalid)
 	}
+	if op.Count == 0 { // nothing lies nowhere
+		op.InOffset, op.OutOffset = 0, 0
+	}
 	l := &letter{w: w, peer: &w.members[at], op: op, bytes: op.Count * size, done: done, near: c.locals[op.Peer]}
 	if l.near != nil && l.near.area.words == nil {
 		return nil, fmt.Errorf("rank %d makes no groups: %w", op.Peer, ErrInvalid)
+	}
+	if c.lost {
+		return nil, fmt.Errorf("this daemon does not know the messages of the one before it: %w", phalanx.ErrRevoked)
 	}
 	return l, nil
 }
@@ -412,6 +431,9 @@ func (c *courier) alive(l *letter) error {
 		return fmt.Errorf("group %#x is dead: %w", l.w.id, phalanx.ErrRevoked)
 	}
 	if l.near != nil {
+		if l.near.area.load(courierLost) == stampOf(c.f.gen, 0)|1 {
+			return fmt.Errorf("its daemon was replaced: %w", ErrPeer)
+		}
 		key := laneKey{l.op.Peer, l.w.id}
 		lane, ok := c.lanes[key]
 		if !ok {

@@ -127,7 +127,7 @@ func (f *formation) start() {
 		}
 	}
 	for i := range lanes(f.self.Board) {
-		f.resetLane(laneOf(f.self.Board, i))
+		f.adoptLane(i)
 	}
 	f.courier.reset()
 	for _, w := range f.workers {
@@ -197,16 +197,4 @@ func (r route) broken(err error) {
 		w.linkBroken(r.rank, err)
 	}
 	r.f.courier.linkBroken(r.rank, err)
-}
-
-// resetLane frees a lane. Of a group of this generation, which the daemon before this one has made, nothing is known here: it
-// is given up.
-func (f *formation) resetLane(b board) {
-	if b.load(wordOf) == stampOf(f.gen, 0)|1 {
-		b.clear()
-		b.store(wordFailed, stampOf(f.gen, 1))
-		f.adopted = true
-		return
-	}
-	b.store(wordOf, 0)
 }

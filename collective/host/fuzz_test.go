@@ -96,3 +96,37 @@ func FuzzLink(f *testing.F) {
 		}
 	})
 }
+
+// FuzzOp: whatever a trainer asks for in a group of ranks, with whatever numbers of parts in its segment, while the other member asks for
+// the same or for something sound, ends once, here and there, and nothing panics.
+func FuzzOp(f *testing.F) {
+	add := func(ops ...Op) {
+		for _, o := range ops {
+			f.Add(uint64(o.Kind), uint64(o.DType), uint64(o.Reduction), o.Count, o.InOffset, o.OutOffset, o.CountsOffset, o.Counts, o.Scale, int32(o.Root), int32(o.Peer), o.Tag, []byte{1, 0, 0, 0, 0, 0, 0, 0, 2}, true)
+		}
+	}
+	add(Op{Kind: AllReduce, DType: F32, Count: 100, OutOffset: 1024}, Op{Kind: ReduceScatter, DType: I8, Count: 7, OutOffset: 100, Reduction: BXor},
+		Op{Kind: AllToAll, DType: U16, OutOffset: 1024, Counts: true, CountsOffset: 2048}, Op{Kind: Gather, DType: Bool, Count: 1 << 62, Root: 1},
+		Op{Kind: Scatter, DType: F64, Count: 9000, Root: 1}, Op{Kind: Send, DType: U8, Count: 64, Peer: 1}, Op{Kind: Recv, DType: BF16, Count: -1, Peer: 1})
+	f.Fuzz(func(t *testing.T, kind, dtype, reduction uint64, count, in, out, at int64, counts, scale bool, root, peer int32, tag uint64, numbers []byte, same bool) {
+		c := groupsOf(t, []int{0, 0}, 4096, Options{Timeout: 20 * time.Millisecond})
+		defer c.close()
+		c.made(t, 1, 0, 1)
+		op := Op{Seq: 1, ID: 1, Kind: Kind(kind), DType: DType(dtype), Reduction: Reduction(reduction), Count: count, InOffset: in, OutOffset: out, CountsOffset: at,
+			Counts: counts, Scale: scale, Root: phalanx.Rank(root), Peer: phalanx.Rank(peer), Tag: tag}
+		other := op
+		if !same {
+			other = Op{Seq: 1, ID: 1, Kind: AllToAll, DType: U8, Count: 16, OutOffset: 64}
+		}
+		for r := range c.segments {
+			if at >= 0 && at < 4096 {
+				copy(c.segments[r][at:], numbers)
+			}
+		}
+		a, b := c.post(0, op), c.post(1, other)
+		first, second := await(t, "the one", a), await(t, "the other", b)
+		if (first == nil) != (second == nil) && op.Kind != Send && op.Kind != Recv {
+			t.Errorf("%+v ended with %v and %v", op, first, second)
+		}
+	})
+}

@@ -150,16 +150,6 @@ func (f *formation) enroll(id uint64, ranks []phalanx.Rank) (*worker, error) {
 		}
 		return w, nil
 	}
-	seats := make([]*phalanx.Seat, len(ranks))
-	for i, r := range ranks {
-		if r < 0 || int(r) >= len(f.world.Seats) || slices.Contains(ranks[:i], r) {
-			return nil, fmt.Errorf("rank %d of %v is not of a world of %d, or is there twice: %w", r, ranks, len(f.world.Seats), ErrInvalid)
-		}
-		seats[i] = &f.world.Seats[r]
-	}
-	if id == 0 || !slices.Contains(ranks, f.self.Rank) {
-		return nil, fmt.Errorf("own rank %d is not one of %v: %w", f.self.Rank, ranks, ErrInvalid)
-	}
 	for i := range lanes(f.self.Board) {
 		if laneOf(f.self.Board, i).holds(f.gen, id) {
 			return nil, fmt.Errorf("it ended with the daemon that had made it: %w", phalanx.ErrStaleGeneration)
@@ -169,13 +159,11 @@ func (f *formation) enroll(id uint64, ranks []phalanx.Rank) (*worker, error) {
 	if err != nil {
 		return nil, err
 	}
-	w := newWorker(f, groupMade, len(ranks), laneOf(f.self.Board, lane))
-	w.id, w.ranks, w.lane = id, hash, lane
-	for _, s := range seats {
-		w.add(*s, f.self, f.locals, f.remotes)
+	w, err := f.group(id, ranks, lane)
+	if err != nil {
+		return nil, err
 	}
-	w.complete()
-	w.board.claim(f.gen, id)
+	w.board.claim(f.gen, id, ranks)
 	m.byID[id] = w
 	m.publish()
 	early := m.early[id]
@@ -186,6 +174,47 @@ func (f *formation) enroll(id uint64, ranks []phalanx.Rank) (*worker, error) {
 	}
 	f.running.Go(w.run)
 	return w, nil
+}
+
+// group returns the worker of a group, which has a lane.
+func (f *formation) group(id uint64, ranks []phalanx.Rank, lane int) (*worker, error) {
+	for i, r := range ranks {
+		if r < 0 || int(r) >= len(f.world.Seats) || slices.Contains(ranks[:i], r) {
+			return nil, fmt.Errorf("rank %d of %v is not of a world of %d, or is there twice: %w", r, ranks, len(f.world.Seats), ErrInvalid)
+		}
+	}
+	if id == 0 || !slices.Contains(ranks, f.self.Rank) {
+		return nil, fmt.Errorf("own rank %d is not one of %v: %w", f.self.Rank, ranks, ErrInvalid)
+	}
+	w := newWorker(f, groupMade, len(ranks), laneOf(f.self.Board, lane))
+	w.id, w.ranks, w.lane = id, ranksHash(ranks), lane
+	for _, r := range ranks {
+		w.add(f.world.Seats[r], f.self, f.locals, f.remotes)
+	}
+	w.complete()
+	return w, nil
+}
+
+// adoptLane goes on with a group of this generation that the daemon before this one has made, or frees the lane. A group of which
+// not enough is known here is given up.
+func (f *formation) adoptLane(lane int) {
+	b := laneOf(f.self.Board, lane)
+	if b.load(wordOf) != stampOf(f.gen, 0)|1 {
+		b.store(wordOf, 0)
+		return
+	}
+	f.adopted = true
+	id := b.load(wordGroup)
+	w, err := f.group(id, b.ranks(), lane)
+	if err != nil || b.load(wordFailed) != 0 || f.made.byID[id] != nil {
+		b.clear()
+		b.store(wordFailed, stampOf(f.gen, 1))
+		return
+	}
+	w.adopted = b.adopted(f.gen)
+	f.made.byID[id] = w
+	f.made.publish()
+	f.running.Go(w.run)
 }
 
 // freeLane returns a lane of the own board that no group needs: a group needs its lane until all members know that it is dead. The

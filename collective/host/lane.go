@@ -3,6 +3,8 @@
 package host
 
 import (
+	"slices"
+
 	"phalanx"
 )
 
@@ -41,14 +43,33 @@ func laneOf(b []byte, i int) board {
 }
 
 // claim makes a lane that of a group.
-func (b board) claim(gen phalanx.Generation, id uint64) {
+func (b board) claim(gen phalanx.Generation, id uint64, ranks []phalanx.Rank) {
 	b.store(wordOf, 0)
 	b.clear()
 	for i := range laneWords {
 		b.store(i, 0)
 	}
 	b.store(wordGroup, id)
+	if len(ranks) <= maxListed && int(slices.Max(ranks)) < 1<<16 {
+		b.store(wordRanks, uint64(len(ranks)))
+		for i, r := range ranks {
+			at := wordRanks + 1 + i/4
+			b.store(at, b.load(at)|uint64(r)<<(i%4*16))
+		}
+	}
 	b.store(wordOf, stampOf(gen, 0)|1)
+}
+
+// maxListed is how many ranks can stand on a lane.
+const maxListed = 4 * (laneWords - wordRanks - 1)
+
+// ranks are the members of the lane's group, none when they do not stand there.
+func (b board) ranks() []phalanx.Rank {
+	out := make([]phalanx.Rank, min(b.load(wordRanks), maxListed))
+	for i := range out {
+		out[i] = phalanx.Rank(b.load(wordRanks+1+i/4) >> (i % 4 * 16) & 0xffff)
+	}
+	return out
 }
 
 // holds reports whether a lane is that of a group.

@@ -67,6 +67,12 @@ func (w *worker) admit(op *Op, root int) error {
 			return err
 		}
 		w.shape = shape
+		if shape.in == 0 { // what is not there lies nowhere
+			op.InOffset = 0
+		}
+		if shape.out == 0 {
+			op.OutOffset = 0
+		}
 		if op.InStride = 0; op.Counts {
 			op.InStride = op.CountsOffset // where the others look for the numbers
 		}

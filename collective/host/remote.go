@@ -41,6 +41,9 @@ type remote struct {
 func (w *worker) deliver(rank phalanx.Rank, f *frame) {
 	w.mu.Lock()
 	p := w.remoteOf(rank)
+	if p != nil && f.typ == frameFail {
+		p.failed = f.seq // also after the end here: a lane waits for it
+	}
 	if p == nil || w.ended != nil {
 		w.mu.Unlock()
 		f.free()
@@ -55,8 +58,7 @@ func (w *worker) deliver(rank phalanx.Rank, f *frame) {
 		if f.seq == w.seq && f.stream < streams {
 			p.acked[f.stream] = max(p.acked[f.stream], f.chunk)
 		}
-	case frameFail:
-		p.failed = f.seq
+	case frameFail: // noted above
 	case frameData:
 		keep = f.seq == w.seq && f.stream < streams && p.broken == nil
 		if keep && len(p.frames) >= streams*window*w.tree.MaxCover() {

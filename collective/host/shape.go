@@ -37,6 +37,7 @@ func (op *Op) shapeOf(segment []byte, n, me, root int) (*shape, error) {
 		return fmt.Errorf("%s %d: "+format+": %w", append(append([]any{op.Kind, op.Seq}, args...), ErrInvalid)...)
 	}
 	size, room := op.DType.Size(), int64(len(segment))
+	counted := op.Counts && op.parted()
 	switch {
 	case op.Kind < AllReduce || op.Kind > AllToAll:
 		return nil, bad("unknown kind")
@@ -48,7 +49,7 @@ func (op *Op) shapeOf(segment []byte, n, me, root int) (*shape, error) {
 		return nil, bad("root %d is not in the group", op.Root)
 	case op.sums() && !op.reduces():
 		return nil, bad("reduction %d, mean %t is not for element type %d", op.Reduction, op.Scale, op.DType)
-	case op.Count < 0 || !op.Counts && op.Count > room/size:
+	case op.Count < 0 || !counted && op.Count > room/size:
 		return nil, bad("%d elements of %d bytes in a segment of %d bytes", op.Count, size, room)
 	}
 	s := &shape{}

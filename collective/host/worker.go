@@ -238,10 +238,10 @@ func (w *worker) end() {
 // the inputs will notice.
 func (w *worker) execute(op *Op) error {
 	w.op = op
-	w.resume(op)
-	w.advance()
-	err := w.broken
+	err := w.broken // what is behind the operation that failed never has a number
 	if err == nil {
+		w.resume(op)
+		w.advance()
 		err = w.operate(op)
 	}
 	if err == nil {
