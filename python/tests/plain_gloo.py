@@ -10,6 +10,9 @@ import time
 import torch
 import torch.distributed as dist
 
+if len(sys.argv) > 2:
+    pass
+
 dist.init_process_group(sys.argv[2] if len(sys.argv) > 2 else "gloo")
 print(
     f"rank {dist.get_rank()} of {dist.get_world_size()} up pid={os.getpid()} generation={os.environ['PHALANX_GENERATION']}",

@@ -172,6 +172,6 @@ def trainers(s: dict[str, Any]) -> dict[str, int]:
     """The pid of the trainer of each member in the world."""
     return {
         m["member"]: m["trainer_pid"]
-        for m in s["members"]
+        for m in s["members"] or []
         if m["member"] in (s.get("world") or []) and m.get("trainer_pid")
     }

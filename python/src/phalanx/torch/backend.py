@@ -100,11 +100,6 @@ class _Attached(Collectives):
             _seconds(options.timeout),
             name,
         )
-        self._process_group = (
-            weakref.ref(options.process_group)
-            if getattr(options, "process_group", None) is not None
-            else None
-        )
         self._used: set[int] = set()
         self._hooks: dict[int, Any] = {}
         if self._reconfigurable:
@@ -114,7 +109,7 @@ class _Attached(Collectives):
 
     # What PyTorch asks a group for.
 
-    def getBackendName(self) -> str:  # noqa: N802
+    def getBackendName(self) -> str:
         return NAME
 
     get_backend_name = name = getBackendName
@@ -141,7 +136,7 @@ class _Attached(Collectives):
     def set_timeout(self, timeout: timedelta) -> None:
         self._timeout_seconds = _seconds(timeout)
 
-    setTimeout = _set_default_timeout = set_timeout  # noqa: N815
+    setTimeout = _set_default_timeout = set_timeout
 
     @property
     def supports_splitting(self) -> bool:
@@ -212,10 +207,9 @@ class _Attached(Collectives):
 
     def _renumber(self) -> None:
         """Lets torch.distributed tell the ranks of the group as they are now."""
-        pg = self._process_group() if self._process_group is not None else None
         world = getattr(dist.distributed_c10d, "_world", None)
-        if pg is not None and world is not None and pg in world.pg_group_ranks:
-            world.pg_group_ranks[pg] = {r: i for i, r in enumerate(self._ranks)}
+        if world is not None and self in world.pg_group_ranks:
+            world.pg_group_ranks[self] = {r: i for i, r in enumerate(self._ranks)}
 
 
 def _parse_handle(handle: str) -> tuple[tuple[int, int], int]:
@@ -229,6 +223,50 @@ def _parse_handle(handle: str) -> tuple[tuple[int, int], int]:
     if name != NAME:
         raise ValueError(f"{handle!r} is not a handle of the backend phalanx")
     return out
+
+
+class WholeGroup(_Attached, c10d.ProcessGroup):  # type: ignore[misc]
+    """The process group itself: where PyTorch cannot take a Backend from Python, and for groups that
+    are reconfigured, because a Backend's rank and size never change.
+    """
+
+    def __init__(self, options: Any) -> None:
+        c10d.ProcessGroup.__init__(self, options.group_rank, options.group_size)
+        self._group_name = str(options.group_id)
+        self._group_desc = "undefined"
+        self._attach(options)
+
+    def rank(self) -> int:
+        return self._own
+
+    def size(self) -> int:
+        return len(self._ranks)
+
+    getRank, getSize = rank, size
+
+    def getGroupName(self) -> str:
+        return self._group_name
+
+    def setGroupName(self, name: str) -> None:
+        self._group_name = name
+
+    _set_group_name = setGroupName
+
+    def getGroupDesc(self) -> str:
+        return self._group_desc
+
+    def setGroupDesc(self, desc: str) -> None:
+        self._group_desc = desc
+
+    _set_group_desc = setGroupDesc
+
+    @property
+    def group_name(self) -> str:
+        return self._group_name
+
+    @property
+    def group_desc(self) -> str:
+        return self._group_desc
 
 
 if _can_subclass_backend():
@@ -246,48 +284,8 @@ if _can_subclass_backend():
         def size(self) -> int:
             return len(self._ranks)
 
-        getRank, getSize = rank, size
-
 else:
-
-    class ProcessGroupPhalanx(_Attached, c10d.ProcessGroup):  # type: ignore[misc,no-redef]
-        """The process group itself, where PyTorch cannot take a Backend from Python."""
-
-        def __init__(self, options: Any) -> None:
-            c10d.ProcessGroup.__init__(self, options.group_rank, options.group_size)
-            self._group_name = str(options.group_id)
-            self._group_desc = "undefined"
-            self._attach(options)
-
-        def rank(self) -> int:
-            return self._own
-
-        def size(self) -> int:
-            return len(self._ranks)
-
-        def getGroupName(self) -> str:  # noqa: N802
-            return self._group_name
-
-        def setGroupName(self, name: str) -> None:  # noqa: N802
-            self._group_name = name
-
-        _set_group_name = setGroupName
-
-        def getGroupDesc(self) -> str:  # noqa: N802
-            return self._group_desc
-
-        def setGroupDesc(self, desc: str) -> None:  # noqa: N802
-            self._group_desc = desc
-
-        _set_group_desc = setGroupDesc
-
-        @property
-        def group_name(self) -> str:
-            return self._group_name
-
-        @property
-        def group_desc(self) -> str:
-            return self._group_desc
+    ProcessGroupPhalanx = WholeGroup  # type: ignore[misc,assignment]
 
 
 def create(options: Any, backend_options: Any = None) -> Any:
@@ -298,6 +296,8 @@ def create(options: Any, backend_options: Any = None) -> Any:
             "start the trainers by `phalanx run --plain --nproc N -- python train.py`"
         )
     try:
+        if getattr(options, "enable_reconfigure", False):
+            return WholeGroup(options)
         return ProcessGroupPhalanx(options)
     except (Refused, Revoked) as e:
         raise RuntimeError(f"group {options.group_id}: {e}") from e

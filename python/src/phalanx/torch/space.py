@@ -82,7 +82,7 @@ class Space:
     def find(self, t: torch.Tensor) -> int | None:
         """Where a contiguous tensor lies in the segment, as `take` says it; None if it is elsewhere."""
         start = t.data_ptr() - self.address
-        inside = 0 <= start and start + t.numel() * t.element_size() <= self.nbytes
+        inside = start >= 0 and start + t.numel() * t.element_size() <= self.nbytes
         return start if inside and t.is_contiguous() else None
 
     def put(self, start: int, t: torch.Tensor) -> None:

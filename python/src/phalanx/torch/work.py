@@ -40,6 +40,7 @@ class RingWork(Work):
         self._flight, self._group, self._what, self._outputs = flight, group, what, outputs
         self._pieces: list[Piece] = []
         self._future: torch.futures.Future[list[torch.Tensor]] | None = None
+        self._ended: torch.futures.Future[None] | None = None
         self._open = 0
         self._lock = threading.Lock()
         self.timeout_seconds = group._timeout_seconds
@@ -84,16 +85,26 @@ class RingWork(Work):
     _source_rank = source_rank
 
     def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
-        """A future of the list of outputs, ended by one thread of this process."""
+        """A future of the list of outputs, ended by one thread of this process. It fails with a
+        RuntimeError of the same words as wait.
+        """
         with self._lock:
             if self._future is not None:
                 return self._future
-            self._future = torch.futures.Future()
-            self._open = len(self._pieces) + 1
+            ended: torch.futures.Future[None] = torch.futures.Future()
+            # An exception of a callback is one for C++ as well; set_exception is for Python alone.
+            self._future = ended.then(self._result_of)
+            self._ended, self._open = ended, len(self._pieces) + 1
         for p in self._pieces:
             self._flight.watch(p, self)
         self.one_ended()
         return self._future
+
+    def _result_of(self, ended: Any) -> list[torch.Tensor]:
+        error = self._error()
+        if error is not None:
+            raise error
+        return self._outputs
 
     def expire(self) -> None:
         """Its time is over: the group is aborted, which ends it."""
@@ -105,13 +116,10 @@ class RingWork(Work):
         """Of its pieces. The last one ends the future."""
         with self._lock:
             self._open -= 1
-            if self._open > 0 or self._future is None:
+            if self._open > 0 or self._ended is None:
                 return
-        error = self._error()
-        if error is None:
-            self._future.set_result(self._outputs)
-        else:
-            self._future.set_exception(error)  # type: ignore[arg-type]
+            ended, self._ended = self._ended, None
+        ended.set_result(None)
 
     def _first_error(self) -> BaseException | None:
         return next((p.error for p in self._pieces if p.error is not None), None)
