@@ -96,7 +96,7 @@ func (c *Client) verify(end wire.HealEnd) (why wire.Why, tensor int) {
 	for i, t := range c.cfg.State {
 		at := c.m.Segment[end.DigestsOffset+int64(16*i):]
 		want := phalanx.Digest{binary.LittleEndian.Uint64(at), binary.LittleEndian.Uint64(at[8:])}
-		if kernels.TensorDigest(0, t) != want {
+		if !want.IsZero() && kernels.TensorDigest(0, t) != want { // zero: nothing was written, it stays as it was made
 			return wire.WhyStateUnequal, i
 		}
 	}

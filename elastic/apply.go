@@ -132,7 +132,10 @@ func (s *State) admit(c AdmitMembers) error {
 			return err
 		}
 		spec := *c.Spec
-		s.Spec, s.State, s.Policy = &spec, c.State, *c.Policy
+		s.Spec, s.State, s.Policy, s.WarmStart = &spec, c.State, *c.Policy, c.WarmStart
+		if c.WarmStart != nil {
+			s.Version, s.FeatureLevel = versionPinned, versionPinned
+		}
 	}
 	for _, a := range c.Members {
 		if err := s.pin(a); err != nil {

@@ -93,7 +93,7 @@ func (p Planner) formation(s *State, f *Facts, evidence []phalanx.Evidence, answ
 	holders, missing := donors(floor, seats, slices.Concat(survivors, spares), append(leavers, p.outside(s, f, floor, Draining)...))
 	c.Source = Source{Kind: FromLive, Holders: holders}
 	if initial(floor.Label(0)) {
-		c.Source = Source{Kind: FromSeed}
+		_, c.Source = s.beginning(f)
 	}
 	if len(c.Evidence) == 0 && !f.Round.Planned {
 		c.Evidence = slices.Clone(f.Reasons) // it accuses nobody any more

@@ -21,7 +21,9 @@ type AdmitMembers struct {
 	Spec    *phalanx.JobSpec     `json:"spec,omitempty"`
 	State   []phalanx.TensorInfo `json:"state,omitempty"`
 	Policy  *Policy              `json:"policy,omitempty"`
-	UnixNS  int64                `json:"unix_ns"`
+	// WarmStart comes with the spec, if the job has one.
+	WarmStart *WarmStart `json:"warm_start,omitempty"`
+	UnixNS    int64      `json:"unix_ns"`
 }
 
 // Admission is one incarnation that may take part.
@@ -156,7 +158,7 @@ func EncodeCommand(c Command) ([]byte, error) {
 
 // version is the oldest version that can say what c says.
 func version(c Command) int {
-	if a, ok := c.(AdmitMembers); ok && slices.ContainsFunc(a.Members, func(a Admission) bool { return a.Pin != phalanx.AnyPlace || a.Layout != nil }) {
+	if a, ok := c.(AdmitMembers); ok && a.WarmStart != nil || ok && slices.ContainsFunc(a.Members, func(a Admission) bool { return a.Pin != phalanx.AnyPlace || a.Layout != nil }) {
 		return versionPinned
 	}
 	return versionBase

@@ -79,6 +79,7 @@ type StoreFact struct {
 	Published  *Published // newest restorable of this job, nil for none
 	Unreadable []uint64   // commit numbers that the log calls published and that cannot be read
 	OtherJob   string     // why what is published is not of this training, "" when it is
+	Warm       WarmFact   // of a job with a warm start for which nothing is published
 }
 
 // Fact returns the fact about a member, nil when there is none.

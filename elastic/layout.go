@@ -28,6 +28,11 @@ func (s *State) Pinned() bool { return len(s.Layouts) > 0 }
 // undecided reports whether it is the first member that says whether the job has one layout or one for each coordinate.
 func (s *State) undecided() bool { return !s.Pinned() && s.State == nil && len(s.Members) == 0 }
 
+// unheard is the first coordinate of which no layout is known in a job of pinned members, -1 when there is none.
+func (s *State) unheard() int {
+	return slices.IndexFunc(s.Layouts, func(layout []phalanx.TensorInfo) bool { return layout == nil })
+}
+
 // PinOf is where a life of a member may sit alone.
 func (s *State) PinOf(i phalanx.Incarnate) phalanx.Pin {
 	if m := s.Member(i.Member); m != nil && m.Incarnation == i.Incarnation {

@@ -38,6 +38,8 @@ type Planner struct {
 	Spec   *phalanx.JobSpec
 	State  []phalanx.TensorInfo // of a job whose members may sit anywhere
 	Policy Policy
+	// WarmStart is the leader's, nil for none.
+	WarmStart *WarmStart
 }
 
 // Plan decides what the leader does next.
@@ -114,7 +116,7 @@ func (p Planner) admit(s *State, f *Facts) (Plan, bool) {
 	}
 	if s.Spec == nil {
 		policy := p.Policy
-		c.Spec, c.State, c.Policy = p.Spec, p.State, &policy
+		c.Spec, c.State, c.Policy, c.WarmStart = p.Spec, p.State, &policy, p.WarmStart
 	}
 	return Plan{Command: c, Why: fmt.Sprintf("%d members are ready", len(c.Members))}, true
 }
@@ -315,6 +317,9 @@ func (p Planner) open(s *State, f *Facts) Plan {
 	if s.Spec == nil {
 		return Plan{Why: "no trainer has said hello yet"}
 	}
+	if c := s.unheard(); c >= 0 && !f.Store.Known { // what is found there is compared with what all register
+		return Plan{Why: fmt.Sprintf("nobody at coordinate %d has said hello yet", c)}
+	}
 	if !f.Store.Known {
 		return Plan{Look: true, Why: "what the store holds is not known yet"}
 	}
@@ -353,7 +358,7 @@ func (p Planner) open(s *State, f *Facts) Plan {
 	}
 	c := FormGeneration{Base: s.World.Generation, Floor: floor, Source: source, Cause: "start", Newest: floor.Step, UnixNS: f.UnixNS}
 	c.World = p.world(s, floor, seats)
-	if source.Kind == FromSeed && s.World.Generation.IsZero() {
+	if (source.Kind == FromSeed || source.Kind == FromWarmStart) && s.World.Generation.IsZero() {
 		return Plan{Command: c, Why: fmt.Sprintf("%d members are ready", len(ready))}
 	}
 	c.Cause = fmt.Sprintf("resume from %s", source.Kind)
@@ -363,7 +368,7 @@ func (p Planner) open(s *State, f *Facts) Plan {
 // origin is the newest state of the lineage of which every coordinate exists somewhere: with living trainers if live, in
 // slabs, in the store, or in the seed.
 func (p Planner) origin(s *State, f *Facts, live bool) (Floor, Source) {
-	best, source := InitialFloor(s.GroupSize()), Source{Kind: FromSeed}
+	best, source := s.beginning(f)
 	if pub := f.Store.Published; pub != nil && pub.Step > 0 && len(pub.Labels) == s.GroupSize() && s.OfLineage(pub.Labels[0]) {
 		best, source = Floor{pub.Step, slices.Clone(pub.Labels)}, Source{Kind: FromStore, Commit: pub.Commit, Holders: slabsOf(s, f, pub.Labels)}
 	}
@@ -380,8 +385,12 @@ func (p Planner) origin(s *State, f *Facts, live bool) (Floor, Source) {
 // up, is for its operator to say.
 func startsAnew(s *State, f *Facts, source Source) (Plan, bool) {
 	n := s.NewestPublished()
-	if source.Kind != FromSeed || n == nil && len(f.Store.Unreadable) == 0 {
+	if source.Kind != FromSeed && source.Kind != FromWarmStart {
 		return Plan{}, false
+	}
+	if n == nil && len(f.Store.Unreadable) == 0 {
+		why := f.Store.Warm.Problem
+		return Plan{Command: Halt{HaltReason{Kind: Misfit, Words: why}, f.UnixNS}, Why: why}, source.Kind == FromWarmStart && why != ""
 	}
 	why := fmt.Sprintf("none of the published checkpoints can be read (damaged: %d) and nobody holds a state in memory", len(f.Store.Unreadable))
 	if n != nil {

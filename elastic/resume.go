@@ -67,7 +67,7 @@ func (p Possession) standsAt(l phalanx.Label) bool {
 	if planted.On(planted.NoCoordinate) && p.Label.Step == l.Step && p.Label.Generation == l.Generation {
 		return true
 	}
-	return p.Label == l || initial(p.Label) && initial(l) && p.Label.Coordinate == AnyCoordinate
+	return p.Label == l || initial(p.Label) && initial(l) && p.Label.Coordinate == AnyCoordinate && p.Label.Digest == l.Digest
 }
 
 // Torn is what a trainer possesses from the first byte of a heal to the last one: nothing.
@@ -106,7 +106,7 @@ func (p Possession) held(f Floor) int {
 	return slices.IndexFunc(f.Labels, p.Possesses)
 }
 
-// initial reports whether l is the state that the seed makes.
+// initial reports whether l is a state of step 0: without a digest the one that the seed makes.
 func initial(l phalanx.Label) bool { return l.Step == 0 && l.Generation.IsZero() }
 
 // ResumeStep computes the resume step of the generation after s's from a non-empty set of answers, with the labels of the state

@@ -12,13 +12,13 @@ import (
 )
 
 // FormatVersion is the newest version of State in snapshots and of commands in the log that this release reads. What is written
-// has the oldest one that can say it: version 2 is that of jobs whose members are pinned to coordinates.
+// has the oldest one that can say it.
 const FormatVersion = 2
 
 // The versions.
 const (
 	versionBase   = 1
-	versionPinned = 2 // pins, and a layout for each coordinate
+	versionPinned = 2 // pins, a layout for each coordinate, warm starts
 )
 
 // MaxTransitions bounds the history kept in the state.
@@ -46,6 +46,7 @@ type State struct {
 	// pinned. See LayoutOf.
 	State       []phalanx.TensorInfo   `json:"state,omitempty"`
 	Layouts     [][]phalanx.TensorInfo `json:"layouts,omitempty"`
+	WarmStart   *WarmStart             `json:"warm_start,omitempty"`
 	Policy      Policy                 `json:"policy"`
 	World       phalanx.World          `json:"world"`
 	Branch      int                    `json:"branch"`
@@ -97,6 +98,8 @@ type SourceKind string
 const (
 	// FromSeed: the initial state, which every trainer makes from the seed.
 	FromSeed SourceKind = "seed"
+	// FromWarmStart: the initial state of a job that begins with a checkpoint of another one.
+	FromWarmStart SourceKind = "warm_start"
 	// FromLive: living trainers of the world, named as holders.
 	FromLive SourceKind = "live"
 	// FromSlab: copies in host memory that outlived their trainers, named as holders.
@@ -175,6 +178,9 @@ const (
 	// OtherJob means that what the store holds under the job's name is of another training, or goes beyond this one; the job ends
 	// before its first step.
 	OtherJob HaltKind = "other_job"
+	// Misfit means that the checkpoint that the job is to begin with cannot be read or has other tensors; the job ends before its first
+	// step.
+	Misfit HaltKind = "misfit"
 	// Fenced means that another run publishes into the store under the job's name, so that nothing of this one can be saved any
 	// more; the job ends.
 	Fenced HaltKind = "fenced"

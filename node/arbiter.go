@@ -107,7 +107,7 @@ func (d *Daemon) leadershipChanged(leads bool, term uint64) {
 func newArbiter(d *Daemon, term uint64) *arbiter {
 	now := time.Now()
 	a := &arbiter{d: d, term: term, since: now, members: map[phalanx.MemberID]*memberView{}, formedAt: now, movedAt: now}
-	a.planner = elastic.Planner{Policy: d.cfg.Policy}
+	a.planner = elastic.Planner{Policy: d.cfg.Policy, WarmStart: d.cfg.WarmStart}
 	a.due = true
 	a.members[d.me()] = &memberView{id: d.me(), local: true, peer: d.self(), heard: now, since: now}
 	a.stateChanged(nil, d.state)

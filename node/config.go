@@ -45,7 +45,9 @@ type Config struct {
 	GCGrace   time.Duration // how long the data of forgotten and abandoned ones stay
 	KeepLogs  int           // lives of the member whose output is kept; 0: all
 	Resume    string        // auto, never or a step
-	MaxStarts int           // starts of the trainer without a committed step since the last one
+	// WarmStart is what a new job begins with, nil for what the seed makes.
+	WarmStart *elastic.WarmStart
+	MaxStarts int // starts of the trainer without a committed step since the last one
 	Hang      time.Duration
 	Start     time.Duration
 	Grace     time.Duration

@@ -254,6 +254,9 @@ func (d *Daemon) jobEnded(why string) {
 	case s.Halt != nil && s.Halt.Kind == elastic.OtherJob:
 		o.Code = CodeUsage
 		o.Hint = "give it the settings of that training and enough steps, or another --job or --store, in another --dir; see: phalanx ckpt ls"
+	case s.Halt != nil && s.Halt.Kind == elastic.Misfit:
+		o.Code = CodeNewer
+		o.Hint = "choose and rename tensors with --only, --rename and --strip-prefixes, cast with --cast, allow gaps with --partial, in another --dir; see: phalanx ckpt inspect"
 	case s.Halt != nil && s.Halt.Kind == elastic.Fenced:
 		o.Code = CodeLocked
 		o.Hint = "end one of the two runs, or give it another --job or --store, in another --dir; see: phalanx ckpt ls"

@@ -137,6 +137,8 @@ func (h *healing) read(ctx context.Context, world phalanx.World, s *elastic.Stat
 		digests, err = h.fromStore(ctx, world)
 	case elastic.FromLive, elastic.FromSlab:
 		digests, err = h.fetch(ctx, world, h.do.Source.Kind, live{h, ctx}, nil)
+	case elastic.FromWarmStart:
+		digests, err = h.fromWarmStart(ctx, world, s.WarmStart)
 	case elastic.FromSeed:
 		err = fmt.Errorf("the trainer is not at the initial state of the seed")
 	default:

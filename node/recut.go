@@ -13,6 +13,7 @@ import (
 
 	"phalanx"
 	"phalanx/ckpt"
+	"phalanx/ckpt/convert"
 	"phalanx/ckpt/fit"
 	"phalanx/ckpt/view"
 	"phalanx/elastic"
@@ -72,29 +73,33 @@ func misfit(store ckpt.Store, cp *ckpt.Checkpoint, s *elastic.State) string {
 	if err != nil {
 		return err.Error()
 	}
-	items := fit.All(v)
-	var diff ckpt.LayoutDiff
+	diff := misfits(v, fit.All(v), s, false)
+	if diff.Empty() {
+		return ""
+	}
+	return fmt.Sprintf("the store holds another training as job %s: its tensors are not those of this one: %s", cp.Commit.Job, inBrief(diff))
+}
+
+// misfits is how the items of a checkpoint differ from what the coordinates of a job have registered.
+func misfits(v *view.View, items []convert.Item, s *elastic.State, cast bool) (diff ckpt.LayoutDiff) {
 	var unexpected [][]string
 	for c := range s.GroupSize() {
 		layout, known := s.LayoutOf(c)
 		if !known {
 			continue
 		}
-		_, d := fit.New(v, items, layout, fit.Options{Rank: phalanx.Rank(c)})
+		_, d := fit.New(v, items, layout, fit.Options{Rank: phalanx.Rank(c), Cast: cast})
 		unexpected = append(unexpected, d.Unexpected)
 		diff.Missing, diff.Changed = append(diff.Missing, d.Missing...), append(diff.Changed, d.Changed...)
 	}
 	if len(unexpected) == s.GroupSize() {
 		diff.Unexpected = fit.Unexpected(unexpected)
 	}
-	if diff.Empty() {
-		return ""
-	}
 	for _, names := range []*[]string{&diff.Missing, &diff.Changed} {
 		slices.Sort(*names)
 		*names = slices.Compact(*names)
 	}
-	return fmt.Sprintf("the store holds another training as job %s: its tensors are not those of this one: %s", cp.Commit.Job, inBrief(diff))
+	return diff
 }
 
 // briefly is how many tensors of each kind are named.

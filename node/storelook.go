@@ -21,7 +21,7 @@ func lookIntoStore(d *Daemon, groups int, s *elastic.State) elastic.StoreFact {
 	ctx, cancel := context.WithTimeout(d.ctx, 30*time.Second)
 	defer cancel()
 	if d.cfg.Resume == "never" && s.World.Generation.IsZero() {
-		return elastic.StoreFact{Known: true}
+		return begins(ctx, d, s, elastic.StoreFact{Known: true})
 	}
 	records, problems, err := ckpt.List(ctx, d.store, d.cfg.Job)
 	if err != nil {
@@ -76,6 +76,20 @@ func lookIntoStore(d *Daemon, groups int, s *elastic.State) elastic.StoreFact {
 		}
 		return fact
 	}
+	return begins(ctx, d, s, fact)
+}
+
+// begins adds what a job without a checkpoint is to begin with.
+func begins(ctx context.Context, d *Daemon, s *elastic.State, fact elastic.StoreFact) elastic.StoreFact {
+	if s.WarmStart == nil {
+		return fact
+	}
+	warm, known := lookAtWarmStart(ctx, s)
+	if !known {
+		d.log.Warn("what the job is to begin with cannot be read", "error", warm.Problem)
+		return elastic.StoreFact{}
+	}
+	fact.Warm = warm
 	return fact
 }
 

@@ -267,6 +267,9 @@ func (d *Daemon) judgeHello() {
 		return
 	}
 	why := otherTraining(d.state, l.spec, l.pin, l.layout)
+	if w := d.state.WarmStart; why == "" && d.state.World.Generation.IsZero() && !w.Equal(d.cfg.WarmStart) {
+		why = "this host was started with another --warm-start, or other rules for it, than the one that began the job"
+	}
 	if why == "" {
 		return
 	}

@@ -113,7 +113,7 @@ func (a *app) daemonConfig(dir string, index int) (node.Config, error) {
 	return node.Config{
 		Started: started, Job: s.Job, Dir: s.Dir, Store: s.Store, Host: s.Host, Index: index, Policy: s.Policy(),
 		Bind: s.Address, Port: port, Advertise: s.Advertise, Join: s.Join, Key: key, Bootstrap: len(s.Join) == 0,
-		SaveEvery: node.Interval(s.SaveEvery), SaveFailure: node.SaveFailure(s.SaveFailure), CopyRate: int64(s.CopyRate), Slabs: s.Slabs, MaxHost: int64(s.MaxHostBytes), Keep: s.Keep, KeepEvery: phalanx.Step(s.KeepEvery), KeepTime: time.Duration(s.KeepTime), GCGrace: time.Duration(s.GCGrace), KeepLogs: s.KeepLogs, Resume: s.Resume, MaxStarts: s.MaxRestarts,
+		SaveEvery: node.Interval(s.SaveEvery), SaveFailure: node.SaveFailure(s.SaveFailure), CopyRate: int64(s.CopyRate), Slabs: s.Slabs, MaxHost: int64(s.MaxHostBytes), Keep: s.Keep, KeepEvery: phalanx.Step(s.KeepEvery), KeepTime: time.Duration(s.KeepTime), GCGrace: time.Duration(s.GCGrace), KeepLogs: s.KeepLogs, Resume: s.Resume, WarmStart: s.Beginning(), MaxStarts: s.MaxRestarts,
 		Hang: time.Duration(s.HangTimeout), Start: time.Duration(s.StartTimeout), Grace: time.Duration(s.Grace),
 		Health: s.HealthCheck, Plain: s.Plain, Role: s.Role, Warm: s.Warm, Command: s.Command, LocalSize: s.LocalSize(), Version: version,
 		Log: slog.New(slog.NewTextHandler(a.stderr, nil)),

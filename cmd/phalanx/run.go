@@ -95,7 +95,7 @@ func (a *app) run(ctx context.Context, s *settings.Settings) error {
 	if len(living) > 0 {
 		err = attach(s, living)
 	} else {
-		err = prepare(ctx, s, haveKey)
+		err = a.prepare(ctx, s, haveKey)
 	}
 	if err != nil {
 		return err
@@ -125,7 +125,7 @@ func attach(s *settings.Settings, living []control.Living) error {
 }
 
 // prepare makes everything ready for daemons to start, and finds out early what they would stumble over.
-func prepare(ctx context.Context, s *settings.Settings, haveKey bool) error {
+func (a *app) prepare(ctx context.Context, s *settings.Settings, haveKey bool) error {
 	inUse := holdsState(s.Dir)
 	if before, err := settings.Read(s.Dir); inUse && err == nil && before.Job != s.Job {
 		return problem(node.CodeUsage, "go on with it by --job "+before.Job+", or start in another --dir",
@@ -167,6 +167,9 @@ func prepare(ctx context.Context, s *settings.Settings, haveKey bool) error {
 	}
 	if err == nil && s.Resume != "never" && s.Resume != "auto" {
 		err = findStep(ctx, s, store)
+	}
+	if err == nil && s.WarmStart != "" {
+		err = a.checkWarmStart(ctx, s, store, inUse)
 	}
 	if err != nil {
 		return err

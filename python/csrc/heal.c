@@ -61,6 +61,8 @@ static uint64_t verify(phx_client *c, const uint64_t *end, int64_t *tensor) {
 	for (int64_t i = 0; i < c->tensor_count; i++) {
 		uint64_t want[2], have[2];
 		memcpy(want, c->segment.at + at + 16 * i, sizeof want);
+		if (want[0] == 0 && want[1] == 0)
+			continue; /* nothing was written: it stays as it was made */
 		tensor_digest(c, i, have);
 		if (want[0] != have[0] || want[1] != have[1]) {
 			*tensor = i;

@@ -51,6 +51,12 @@ type Settings struct {
 	LogDir       string   `json:"log_dir,omitempty"` // absolute
 	Role         string   `json:"role_name,omitempty"`
 	Resume       string   `json:"resume"`
+	WarmStart    string   `json:"warm_start,omitempty"` // absolute path, or URL
+	Only         []string `json:"only,omitempty"`
+	Rename       []string `json:"rename,omitempty"`
+	Strip        bool     `json:"strip_prefixes,omitempty"`
+	Cast         bool     `json:"cast,omitempty"`
+	Partial      bool     `json:"partial,omitempty"`
 	MaxRestarts  int      `json:"max_restarts"`
 	HangTimeout  Duration `json:"hang_timeout"`
 	StartTimeout Duration `json:"start_timeout"`
@@ -100,6 +106,11 @@ func (s *Settings) Complete() error {
 	if s.KeyFile != "" {
 		if s.KeyFile, err = filepath.Abs(s.KeyFile); err != nil {
 			return fmt.Errorf("key file: %w", err)
+		}
+	}
+	if s.WarmStart != "" && !strings.Contains(s.WarmStart, "://") {
+		if s.WarmStart, err = filepath.Abs(s.WarmStart); err != nil {
+			return fmt.Errorf("checkpoint to begin with: %w", err)
 		}
 	}
 	if s.LogDir != "" {
@@ -191,6 +202,9 @@ func (s *Settings) Validate() error {
 		return usage("phalanx run [flags] -- CMD", "no command for the trainers")
 	case s.Warm == 1 && isNumber(s.Command[0]): // --warm 2 CMD
 		return usage("write --warm="+s.Command[0], "command of the trainers: %s is a number", s.Command[0])
+	}
+	if err := s.validateWarmStart(); err != nil {
+		return err
 	}
 	if s.Resume != "auto" && s.Resume != "never" {
 		if _, err := strconv.ParseUint(s.Resume, 10, 64); err != nil {
