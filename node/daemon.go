@@ -98,6 +98,7 @@ type Daemon struct {
 	hidden     bool            // the file that says how this daemon is reached could not be written
 	tries      int             // hindered starts since the last one
 	before     *trainerProcess // the trainer that died last, whose end is awaited before the next one starts
+	heard      bool            // a trainer has said hello to this daemon
 	lastEnd    string          // how the trainer before this life ended, for the reason to give up
 	leaving    bool
 	stopWhy    string

@@ -36,6 +36,7 @@ func (d *Daemon) adopt() error {
 		l.plain = true
 		d.plain.adopt(l)
 	}
+	d.heard = l.helloPID != 0
 	l.lastMove = time.Now() // how long it had been still before is not known
 	if err := l.openSlab(d.paths, d.cfg.Index, d.ownLayout()); err != nil {
 		d.log.Debug("no slab to take over", "error", err)

@@ -95,7 +95,7 @@ func (d *Daemon) ownPlace(size int) (phalanx.Pin, *wire.Error) {
 	l := d.life
 	switch {
 	case d.plain != nil:
-		return 0, &wire.Error{Message: "this job runs without the step protocol", Hint: "run it without --plain", Code: wire.CodeProtocol}
+		return 0, &wire.Error{Message: "this job runs without the step protocol", Hint: "run it with --plain=false", Code: wire.CodeProtocol}
 	case l == nil || l.died != nil:
 		return 0, &wire.Error{Message: "this incarnation has ended", Hint: "exit; a new trainer is started", Code: wire.CodeFenced}
 	case d.state.Spec != nil && d.state.GroupSize() != size:

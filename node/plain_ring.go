@@ -48,7 +48,7 @@ func (p *plainRun) hello(h *wire.Hello) (*wire.Welcome, *wire.Error) {
 	d, l, x := p.d, p.d.life, p.proc
 	switch {
 	case !h.Plain:
-		return nil, &wire.Error{Message: "this job runs without the step protocol", Hint: "run it without --plain", Code: wire.CodeProtocol}
+		return nil, d.wrongKind("this job runs without the step protocol, and its trainer wants it", "run it with --plain=false")
 	case l == nil || x == nil: // it was not started by this daemon, or that is not noted yet
 		return nil, &wire.Error{Message: "no trainer was started yet", Hint: "ask again", Code: wire.CodeBusy}
 	case l.died != nil || x.life != l || x.over || x.Generation != d.state.World.Generation || !x.stopping.IsZero():

@@ -48,7 +48,7 @@ func (d *Daemon) ensureTrainer() {
 	}
 	next, wait, err := d.restart.Next()
 	if err != nil {
-		d.giveUp(err.Error() + d.lastEnd)
+		d.giveUp(err.Error() + d.lastEnd + d.neverHeard())
 		return
 	}
 	d.restart, d.starting = next, true
@@ -72,6 +72,14 @@ func (d *Daemon) ensureTrainer() {
 			ahead.kill() // the daemon ends, and nobody will look at it
 		}
 	})
+}
+
+// neverHeard says what may be wrong with trainers of which none has ever said hello.
+func (d *Daemon) neverHeard() string {
+	if d.heard || d.plain != nil {
+		return ""
+	}
+	return "; if it does not use the Phalanx client, run it with --plain"
 }
 
 // awaitEnd waits until a trainer that was killed has let go of its memory and devices, which the next one may need. It returns
@@ -175,7 +183,7 @@ func (d *Daemon) hello(h *wire.Hello) (*wire.Welcome, *wire.Error) {
 	case d.plain != nil:
 		return d.plain.hello(h)
 	case h.Plain:
-		return nil, &wire.Error{Message: "this job has a step protocol", Hint: "run it with --plain, or say hello with spec and state", Code: wire.CodeProtocol}
+		return nil, d.wrongKind("this job has a step protocol, and its trainer wants collectives alone", "run it with --plain")
 	case l == nil || l.died != nil:
 		return nil, &wire.Error{Message: "this incarnation has ended", Hint: "exit; a new trainer is started", Code: wire.CodeFenced}
 	case l.helloPID != 0 && !d.paths.system.Alive(l.helloPID, l.helloStart): // its end is about to be heard of
@@ -205,7 +213,7 @@ func (d *Daemon) hello(h *wire.Hello) (*wire.Welcome, *wire.Error) {
 	if err := d.procs.Watch(h.PID, h.Start, trainerKey{l.who}); err != nil {
 		d.log.Warn("the trainer is not watched by pidfd", "error", err)
 	}
-	l.lastMove = time.Now()
+	l.lastMove, d.heard = time.Now(), true
 	d.scan()
 	d.dirty = true
 	n := l.who.Incarnation
@@ -277,6 +285,12 @@ func (d *Daemon) judgeHello() {
 	if l.trainer != nil {
 		l.trainer.kill()
 	}
+}
+
+// wrongKind keeps out a trainer of the other kind of job: no start of it would be one of this kind.
+func (d *Daemon) wrongKind(why, hint string) *wire.Error {
+	d.failAs(CodeUsage, why+"; "+hint)
+	return &wire.Error{Message: why, Hint: hint, Code: wire.CodeProtocol}
 }
 
 // refuse keeps a trainer with another job out for good: a restart would not change it.

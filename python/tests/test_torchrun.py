@@ -112,11 +112,12 @@ def job(tmp_path: Path) -> Iterator[Job]:
 
 def test_a_command_line_of_torchrun(job: Job) -> None:
     """torchrun's flags start a script that finds torchrun's variables and meets over gloo."""
-    run = job.start("--standalone", "--nproc_per_node=2", "--plain", "train.py", "--lr", "3")
+    run = job.start("--standalone", "--nproc_per_node=2", "train.py", "--lr", "3")
     code, out, err = ends(run)
     assert code == 0, err
     assert out.count("sum=1 threads=1 --lr 3") == 2, out
     assert "OMP_NUM_THREADS=1" in err
+    assert "train.py does not name phalanx, so it runs as under torchrun" in err
     env = [job.env(1, rank) for rank in (0, 1)]
     for rank, e in enumerate(env):
         want = {
@@ -127,14 +128,13 @@ def test_a_command_line_of_torchrun(job: Job) -> None:
             "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1", "OMP_NUM_THREADS": "1",
         }
         assert {k: e.get(k) for k in want} == want
-        assert e["MASTER_ADDR"] == env[0]["MASTER_ADDR"]
-        assert e["MASTER_PORT"] == env[0]["MASTER_PORT"]
+        assert (e["MASTER_ADDR"], e["TORCHELASTIC_USE_AGENT_STORE"]) == ("127.0.0.1", "True")
         assert e["TORCHELASTIC_ERROR_FILE"]
 
 
 def test_a_module_and_a_restart(job: Job) -> None:
     """After kill -9 of one rank both are started again, and gloo forms again."""
-    run = job.start("--nproc", "2", "--plain", "-m", "train", "--wait")
+    run = job.start("--nproc", "2", "-m", "train", "--wait")
     job.env(1, 1)
     until(lambda: job.status()["phase"] == "running", 30, "the job runs")
     victim = next(m for m in job.status()["members"] if m["rank"] == 1)
@@ -185,3 +185,18 @@ def test_errors_in_status(job: Job) -> None:
     (job.home / "finish").touch()
     code, _, err = ends(run)
     assert code == 0, err
+
+
+def test_a_program_of_the_other_kind(job: Job) -> None:
+    """A program that is taken for one of the other kind ends at once, with the flag that helps."""
+    steps = Path(__file__).parent / "toy.py"
+    source = Path(__file__).parents[1] / "src"
+    run = job.start("--plain", str(steps), PYTHONPATH=str(source))
+    code, _, err = ends(run)
+    assert code == 2, err
+    assert "without the step protocol" in err and "--plain=false" in err
+    job.dir = job.home / "other"
+    run = job.start("--plain=false", "--max-restarts", "0", "train.py")
+    code, _, err = ends(run)
+    assert code == 1, err
+    assert "if it does not use the Phalanx client, run it with --plain" in err

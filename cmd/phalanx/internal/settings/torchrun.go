@@ -23,6 +23,7 @@ import (
 type Torchrun struct {
 	Notes []string // for the operator, about words that change nothing
 
+	flags                        *pflag.FlagSet
 	module, noPython, standalone bool
 	endpoint, masterAddr         string
 	masterPort                   int
@@ -102,7 +103,7 @@ func (s seconds) Set(text string) error {
 
 // TorchrunFlags declares torchrun's flags beside our own, which must be declared already.
 func (s *Settings) TorchrunFlags(f *pflag.FlagSet) *Torchrun {
-	t := &Torchrun{}
+	t := &Torchrun{flags: f}
 	f.SetNormalizeFunc(normalize)
 	f.BoolVarP(&t.module, "module", "m", false, "CMD is a Python module, run by python -m")
 	f.BoolVar(&t.noPython, "no-python", false, "CMD is run as it is, also when it ends with .py")
@@ -131,6 +132,11 @@ func (t *Torchrun) Apply(s *Settings, args, environ []string) error {
 	var err error
 	if s.Command, err = t.command(args, environ); err != nil {
 		return err
+	}
+	if name, plain := withoutSteps(s.Command, environ); plain && !t.flags.Changed("plain") {
+		s.Plain = true
+		t.Notes = append(t.Notes, name+" does not name phalanx, so it runs as under torchrun: any change of the world starts all of it again (--plain). "+
+			"Give --plain=false if something that it imports uses phalanx.torch")
 	}
 	if len(args) > 0 && (args[0] == "torchrun" || strings.HasSuffix(args[0], "/torchrun")) {
 		t.Notes = append(t.Notes, "CMD is torchrun, which starts ranks of its own below each member: give its arguments to phalanx run instead")
@@ -164,10 +170,8 @@ func (t *Torchrun) command(args, environ []string) ([]string, error) {
 
 // python is the interpreter: torchrun's variable, or what PATH has.
 func python(environ []string) (string, error) {
-	for _, e := range environ {
-		if value, ok := strings.CutPrefix(e, "PYTHON_EXEC="); ok && value != "" {
-			return value, nil
-		}
+	if value := variable(environ, "PYTHON_EXEC"); value != "" {
+		return value, nil
 	}
 	for _, name := range []string{"python", "python3"} {
 		if _, err := exec.LookPath(name); err == nil {
