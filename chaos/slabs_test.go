@@ -45,12 +45,12 @@ func TestKillsWithBothSlabsFull(t *testing.T) {
 			j.flags[len(j.flags)-1] = "20"
 			j.flags = append(j.flags, "--slabs", "2")
 			j.run()
-			s := j.until("three ranks train", both(whole(3), at(5)))
+			j.until("three ranks train", both(whole(3), at(5)))
 			if who == "the leader as it begins the second" {
 				j.arm("second-save-announced", 0)
 				j.untilReached("second-save-announced")
 			}
-			s = j.until("two saves are under way", bothFull)
+			s := j.until("two saves are under way", bothFull)
 			at := s.Saves.Under[1].Step
 			for _, m := range s.Members {
 				if m.Slabs != 2 {
