@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -131,6 +132,11 @@ class Job:
                 os.kill(pid, signal.SIGKILL)
         self._reader.join(5)
         shutil.rmtree(self.dir, ignore_errors=True)
+        # What was killed leaves its shared memory behind; its name has the folder's hash
+        # (node/paths.go).
+        place = hashlib.sha256(str(self.dir).encode()).hexdigest()[:12]
+        for path in Path("/dev/shm").glob(f"phalanx.{place}.*"):
+            path.unlink(missing_ok=True)
 
     def pids(self) -> list[int]:
         """Processes that name this job's folder in their command line or environment: of this job
