@@ -64,8 +64,12 @@ func TestPeerCopies(t *testing.T) {
 		}
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
+			slabs := "1"
+			if point == "copy-kept" {
+				slabs = "2"
+			}
 			jobs := startHosts(t, []string{"h", "i", "k"}, 200, 40*time.Millisecond,
-				[]string{"--nnodes", "1:3", "--min", "2", "--save-every", "40"}, []string{"--group-size", "2"})
+				[]string{"--nnodes", "1:3", "--min", "2", "--save-every", "40", "--slabs", slabs}, []string{"--group-size", "2"})
 			a := jobs[0]
 			// Nothing can be written into the job's folder of the store, which holds nothing and can be read.
 			folder := filepath.Join(filepath.Dir(a.dir), "behind", "hosts")
