@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import re
 import signal
 import subprocess
 from pathlib import Path
@@ -48,6 +49,25 @@ def test_groups_of_two_with_a_kill(folder: Path) -> None:
         os.kill(trainers(s)[s["world"][1]], signal.SIGKILL)
         assert j.wait() == 0, j.output
         assert j.finals() == {alone(coordinate=0), alone(coordinate=1)}, j.output
+
+
+def test_shards_of_two_coordinates_with_a_kill(folder: Path) -> None:
+    """Members are pinned to the coordinate whose boxes they hold, and a checkpoint has the
+    whole.
+    """
+    command = toy("--steps", str(STEPS), "--floor", "0.03", "--group-size", "2", "--pins")
+    with job(folder, command, "--nproc", "4", "--save-every", "20") as j:
+        s = j.until("four train", lambda s: s["step"] >= 10 and len(trainers(s)) == 4)
+        os.kill(trainers(s)[s["world"][2]], signal.SIGKILL)
+        assert j.wait() == 0, j.output
+        assert j.finals() == {alone(coordinate=0), alone(coordinate=1)}, j.output
+        shown = subprocess.run(
+            [phalanx_binary(), "ckpt", "inspect", "--json", "--dir", str(j.dir)],
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert re.search(r'"shape":\s*\[\s*512\s*\]', shown.stdout), shown.stdout + shown.stderr
 
 
 def test_trainer_that_was_started_ahead(folder: Path) -> None:

@@ -36,12 +36,18 @@ class Model:
         self.m = (ctypes.c_float * n)()
         self.count = (ctypes.c_int64 * 1)()
 
-    def tensors(self, per_rank: bool = False) -> list[phalanx.Tensor]:
+    def tensors(
+        self, per_rank: bool = False, box: tuple[int, int] = (0, 1)
+    ) -> list[phalanx.Tensor]:
+        """box: which of how many equal boxes of larger tensors these are."""
         tensors = [
             phalanx.Tensor("w", "f32", (self.n,), ctypes.addressof(self.w), 4 * self.n),
             phalanx.Tensor("m", "f32", (self.n,), ctypes.addressof(self.m), 4 * self.n),
             phalanx.Tensor("count", "i64", (1,), ctypes.addressof(self.count), 8),
         ]
+        if box[1] > 1:
+            whole = phalanx.Global((box[1] * self.n,), (box[0] * self.n,))
+            tensors = [t._replace(global_=whole if t.name != "count" else None) for t in tensors]
         return [t._replace(per_rank=per_rank) for t in tensors]
 
     def gradient(self, out: ctypes.Array[ctypes.c_float], step: int, slot: int) -> None:
@@ -70,6 +76,7 @@ class Toy:
         extra_bytes: int = 0,
         group_size: int = 1,
         coordinate: int = 0,
+        pins: bool = False,
     ) -> None:
         self.extra_bytes = extra_bytes
         self.spec = {
@@ -81,12 +88,15 @@ class Toy:
         }
         self.floor, self.model = floor, Model(n)
         self.coordinate = coordinate  # the samples of this one are its own
+        self.pins = pins  # the state is the shard of one coordinate, which is asked for first
         self.client: phalanx.Client
         self.reduced = 0
 
     def sit(self, coordinate: int) -> None:
         """Takes a coordinate of a replica group; without groups that which was given stays."""
         if self.spec["group_size"] > 1:
+            if self.pins and coordinate != self.coordinate:
+                raise RuntimeError(f"pinned to {self.coordinate}, told {coordinate}")
             self.coordinate = coordinate
 
     def apply(self, step: int) -> None:
@@ -116,9 +126,16 @@ class Toy:
         self.client.vote()
 
     def run(self, on_step: Callable[[], None] | None = None) -> int:
+        size = int(self.spec["group_size"])
+        if self.pins:
+            self.coordinate = phalanx.Client.place(size)
+            state = self.model.tensors(box=(self.coordinate, size))
+        else:
+            state = self.model.tensors(per_rank=size > 1)
         self.client = phalanx.Client.hello(
             spec=self.spec,
-            state=self.model.tensors(per_rank=self.spec["group_size"] > 1),
+            state=state,
+            pinned=self.coordinate if self.pins else -1,
             gradient_elements=self.model.n,
             apply=self.apply,
             coordinate=self.sit,
@@ -153,9 +170,10 @@ def main() -> int:
     p.add_argument("--floor", type=float, default=0.0)
     p.add_argument("--elements", type=int, default=N)
     p.add_argument("--group-size", type=int, default=1)
+    p.add_argument("--pins", action="store_true")
     o = p.parse_args()
     logging.basicConfig(level=logging.INFO, format=f"%(levelname)s {os.getpid()} %(message)s")
-    return Toy(o.steps, o.slots, o.floor, o.elements, group_size=o.group_size).run()
+    return Toy(o.steps, o.slots, o.floor, o.elements, group_size=o.group_size, pins=o.pins).run()
 
 
 if __name__ == "__main__":
