@@ -110,6 +110,7 @@ class Elastic:
             state=[_tensor(e) for e in self._state.entries],
             gradient_elements=self._layout.elements,
             apply=self._apply,
+            extra_bytes=self._shards.segment_bytes,
             pinned=-1 if self._shards.coordinate is None else self._shards.coordinate,
         )
 
@@ -136,6 +137,10 @@ class Elastic:
             if begun.healed:
                 self._state.replaced()
                 self._averaged.begin_slot()
+            try:
+                self._shards.begin(begun)
+            except errors.Revoked:
+                continue
             self._step = Step(self, begun)
             yield self._step
 
@@ -237,6 +242,13 @@ class Step:
         self.closed = True
         job = self._job
         job._layout.clear()
+        try:
+            return self._close(error)
+        finally:
+            job._shards.end()
+
+    def _close(self, error: BaseException | None) -> bool:
+        job = self._job
         if error is None:
             try:
                 self._finish()
@@ -253,8 +265,11 @@ class Step:
 
     def _void(self, error: BaseException) -> bool:
         """Whether an error is one of a step that is over: the generation ended meanwhile, and the step is done again."""
-        if isinstance(error, errors.Revoked):
-            return True
+        seen: BaseException | None = error
+        while seen is not None:
+            if isinstance(seen, errors.Revoked):
+                return True
+            seen = seen.__cause__
         return isinstance(error, Exception) and not isinstance(error, errors.Error) and self._job.client.superseded()
 
     def _finish(self) -> None:

@@ -12,7 +12,10 @@ from typing import Any
 
 import torch
 
-from . import world
+from .. import client as _client
+from .. import errors
+from . import seated, world
+from .flight import segment_bytes
 from .state import StateError
 
 
@@ -29,6 +32,30 @@ class Shards:
         self.group_size = group_size
         #: This rank's coordinate, fixed before the model was sharded; None where each rank has the whole model.
         self.coordinate: int | None = world.coordinate() if group_size > 1 else None
+
+    @property
+    def segment_bytes(self) -> int:
+        """Shared memory that the group's collectives need."""
+        return segment_bytes() if self.group_size > 1 else 0
+
+    def begin(self, begun: _client.Begin) -> None:
+        """Binds the group's collectives to the ranks around a seat. Raises Revoked when its generation is over already."""
+        if self.group_size == 1:
+            return
+        group = seated.group()
+        assert group is not None
+        try:
+            group.seat(begun)
+        except errors.Refused as e:
+            if e.code != "fenced":
+                raise
+            raise errors.Revoked(str(e)) from e
+
+    def end(self) -> None:
+        """Says that no step is under way."""
+        group = seated.group() if self.group_size > 1 else None
+        if group is not None:
+            group.leave()
 
     def reset(self) -> None:
         """Makes the model fit for another forward after a step that ended half-way."""

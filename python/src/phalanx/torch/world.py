@@ -31,7 +31,7 @@ def shard_mesh(size: int) -> Any:
     """
     from torch.distributed.device_mesh import DeviceMesh
 
-    from . import backend
+    from . import seated
 
     global _place
     if _place is not None and _place[0] != size:
@@ -41,6 +41,6 @@ def shard_mesh(size: int) -> Any:
         where = 0 if path is None else int(ask(path, "GET", f"/v1/place?group_size={size}")["coordinate"])
         if path is None and size != 1:
             raise RuntimeError(f"groups of {size} ranks need phalanx run: one process holds one shard")
-        backend.init_group(size, where)
+        seated.make(size, where)
         _place = (size, where)
     return DeviceMesh.from_group(torch.distributed.group.WORLD, "cpu")
