@@ -23,6 +23,7 @@ type plainRing struct {
 	start          uint64
 	segment, board *wire.Region
 	cancel         context.CancelFunc // of the formation under way
+	silent         uint64             // count of the signs of life on the page before this process gave one
 }
 
 // Kinds of the files of a plain trainer, before the generation.
@@ -100,6 +101,8 @@ func (p *plainRun) outfit(h *wire.Hello) *wire.Error {
 		return &wire.Error{Message: err.Error(), Hint: "free shared memory", Code: wire.CodeNoSpace}
 	}
 	l.ringOf = r
+	before, _ := l.page.ReadProgress()
+	r.silent = before.Counter
 	d.voidAborts()
 	l.page.WriteSeat(d.seat(elastic.SeatRun))
 	p.formRing(r)
@@ -207,4 +210,25 @@ func (p *plainRun) dropRing(l *life) {
 			d.log.Debug("unmap", "error", err)
 		}
 	})
+}
+
+// trouble is evidence against a plain trainer that has said where it is, and is there for too long. Who waits in a collective waits
+// for others: the one that never entered it is named. A trainer that says nothing is never called hung.
+func (p *plainRun) trouble(now time.Time) *phalanx.Evidence {
+	d, l, x := p.d, p.d.life, p.proc
+	if l == nil || l.died != nil || l.finished || l.ringOf == nil || x == nil || x.over || !x.stopping.IsZero() {
+		return nil
+	}
+	at, said := l.moved(now)
+	if !said || at.Counter == l.ringOf.silent || at.Phase != wire.PhaseCompute {
+		return nil
+	}
+	silence := now.Sub(l.lastMove)
+	if d.cfg.Hang == 0 || silence <= d.cfg.Hang {
+		return nil
+	}
+	return &phalanx.Evidence{
+		About: l.who, Source: d.me(), UnixNS: now.UnixNano(), Kind: phalanx.Hung, Step: at.Step,
+		Detail: fmt.Sprintf("no progress for %.1f s in %s of step %d", silence.Seconds(), at.Phase, at.Step),
+	}
 }

@@ -416,8 +416,6 @@ func (l *life) waits(phase wire.Phase) bool {
 // patience is how long the trainer may stay where it is. What it announces beside its steps has no deadline of ours.
 func (d *Daemon) patience(p wire.Progress, said bool) time.Duration {
 	switch {
-	case d.plain != nil:
-		return 0
 	case !said:
 		return d.cfg.Start // it has said hello and begun nothing
 	case p.Phase == wire.PhaseBegin || p.Phase == wire.PhaseCompute || p.Phase == wire.PhaseReduce || p.Phase == wire.PhaseVote || p.Phase == wire.PhaseApply:
@@ -429,6 +427,9 @@ func (d *Daemon) patience(p wire.Progress, said bool) time.Duration {
 // trainerTrouble is evidence against the living trainer: stopped for longer than a stall may last, or hung.
 func (d *Daemon) trainerTrouble(now time.Time) *phalanx.Evidence {
 	l := d.life
+	if d.plain != nil {
+		return d.plain.trouble(now)
+	}
 	if l == nil || l.died != nil || l.helloPID == 0 || d.life.finished {
 		return nil
 	}

@@ -234,6 +234,12 @@ void phx_progress(phx_client *c, int phase) {
 	pthread_mutex_unlock(&c->progress_lock);
 }
 
+void phx_at(phx_client *c, int phase, uint64_t step) {
+	pthread_mutex_lock(&c->progress_lock);
+	progress(c, phase, step);
+	pthread_mutex_unlock(&c->progress_lock);
+}
+
 /* enter says that the owner is in a phase of the library's own, in which no slot is in work. */
 void enter(phx_client *c, int phase, uint64_t step) {
 	pthread_mutex_lock(&c->progress_lock);

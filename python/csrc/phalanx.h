@@ -167,6 +167,8 @@ PHX_API int phx_finish(phx_client *c, const uint64_t digest[2]);
 
 PHX_API void phx_working(phx_client *c, uint64_t step, int64_t slot);
 PHX_API void phx_progress(phx_client *c, int phase);
+/* phx_at is phx_progress that names the step, too: for a process of a job without steps of ours. */
+PHX_API void phx_at(phx_client *c, int phase, uint64_t step);
 PHX_API void phx_preempt(phx_client *c);
 PHX_API uint8_t *phx_extra(phx_client *c, int64_t *offset);
 /* phx_set_address gives a tensor other memory of the same size. */

@@ -165,6 +165,7 @@ _CALLS: dict[str, tuple[list[object], object, bool]] = {
     "phx_state_digest": ([_CLIENT, POINTER(Digest)], c_int, True),
     "phx_notes": ([_CLIENT, c_char_p, c_int], c_int, False),
     "phx_samples": ([c_uint64, c_int64, c_int64, c_int64, c_int64, POINTER(c_int64)], c_int, False),
+    "phx_at": ([_CLIENT, c_int, c_uint64], None, False),
     "phx_superseded": ([_CLIENT], c_int, False),
     "phx_attach_plain": ([_CLIENT, c_char_p, c_char_p, c_char_p, c_uint64], c_int, False),
     "phx_seat": ([_CLIENT, POINTER(Begun)], c_int, False),
