@@ -284,6 +284,7 @@ class Step:
         gradient = whole[: job._layout.trained]
         if job.weighted:
             self._divide(gradient, means)
+        job._shards.average(means)
         job._shards.settle_gradient(gradient, job.clip_norm, job.scaler)
         job._row = row
         self.committed = job.client.vote()

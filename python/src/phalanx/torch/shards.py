@@ -62,6 +62,16 @@ class Shards:
         for root in self._roots:
             root.reset_iter_state()
 
+    def average(self, buffers: list[torch.Tensor]) -> None:
+        """Averages over the group's ranks, in place: each of them has seen another part of the slots."""
+        if self.group_size == 1 or not buffers:
+            return
+        row = torch.cat([b.reshape(-1) for b in buffers])
+        torch.distributed.all_reduce(row)
+        row.div_(float(self.group_size))
+        for b, mean in zip(buffers, row.split([b.numel() for b in buffers]), strict=True):
+            b.copy_(mean.view(b.shape))
+
     def sum_in_group(self, number: int) -> int:
         """The sum of a number over the group's ranks."""
         if self.group_size == 1:
