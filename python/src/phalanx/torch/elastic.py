@@ -119,6 +119,11 @@ class Elastic:
         """The newest committed step that the model holds; 0 at first."""
         return self.client.applied().step
 
+    @property
+    def coordinate(self) -> int:
+        """This rank's shard coordinate; 0 where each rank has the whole model."""
+        return self._shards.coordinate or 0
+
     def __iter__(self) -> Iterator[Step]:
         while True:
             if self._step is not None and not self._step.closed:
