@@ -2,7 +2,7 @@
 """Models whose parameters are sharded over the ranks of a replica group (FSDP2, HSDP).
 
 The group's own collectives (all-gather of parameters, reduce-scatter of gradients) are PyTorch's, over a process group that
-`phalanx.torch.init(group_size=G)` makes: it always has G ranks, and this rank's number in it is its shard coordinate. Which
+`phalanx.torch.shard_mesh(G)` makes: it always has G ranks, and this rank's number in it is its shard coordinate. Which
 members these are changes with the generation; nothing in PyTorch needs to know. Between groups the loop reduces.
 """
 
@@ -16,7 +16,7 @@ from .. import client as _client
 from .. import errors
 from . import seated, world
 from .flight import segment_bytes
-from .state import StateError
+from .state import StateError, box_of
 
 
 class Shards:
@@ -24,11 +24,11 @@ class Shards:
 
     def __init__(self, model: torch.nn.Module, group_size: int) -> None:
         self._roots = _roots(model)
-        sharded = any(hasattr(p, "_local_tensor") for p in model.parameters())
+        sharded = any(box_of(p) is not None for p in model.parameters())
         if group_size == 1 and sharded:
-            raise StateError("the model is sharded: call phalanx.torch.init(group_size=G) before, and give Elastic the same group_size")
+            raise StateError("the model is sharded: call phalanx.torch.shard_mesh(G) before, and give Elastic the same group_size")
         if group_size > 1 and world.group_size() != group_size:
-            raise StateError(f"group_size is {group_size}, phalanx.torch.init was called with {world.group_size()}")
+            raise StateError(f"group_size is {group_size}, shard_mesh was called with {world.group_size()}")
         self.group_size = group_size
         #: This rank's coordinate, fixed before the model was sharded; None where each rank has the whole model.
         self.coordinate: int | None = world.coordinate() if group_size > 1 else None
@@ -36,14 +36,13 @@ class Shards:
     @property
     def segment_bytes(self) -> int:
         """Shared memory that the group's collectives need."""
-        return segment_bytes() if self.group_size > 1 else 0
+        return segment_bytes() if seated.group() is not None else 0
 
     def begin(self, begun: _client.Begin) -> None:
         """Binds the group's collectives to the ranks around a seat. Raises Revoked when its generation is over already."""
-        if self.group_size == 1:
-            return
         group = seated.group()
-        assert group is not None
+        if group is None:
+            return
         try:
             group.seat(begun)
         except errors.Refused as e:
@@ -53,7 +52,7 @@ class Shards:
 
     def end(self) -> None:
         """Says that no step is under way."""
-        group = seated.group() if self.group_size > 1 else None
+        group = seated.group()
         if group is not None:
             group.leave()
 
