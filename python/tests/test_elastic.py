@@ -15,7 +15,7 @@ import pytest
 from running import HERE, Job, job, phalanx_binary, trainers
 
 TRAINER = [sys.executable, str(HERE / "mlp.py")]
-TIMEOUT = 120.0
+TIMEOUT = 180.0
 ENV = {"CUDA_VISIBLE_DEVICES": ""}
 
 

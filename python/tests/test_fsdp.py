@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(
     not hasattr(FSDPModule, "reset_iter_state"), reason="this PyTorch cannot redo a step of FSDP2 in place; Elastic refuses it"
 )
 TRAINER = [sys.executable, str(HERE / "fsdp.py")]
-TIMEOUT = 120.0
+TIMEOUT = 180.0
 ENV = {"CUDA_VISIBLE_DEVICES": ""}
 
 
