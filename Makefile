@@ -75,8 +75,8 @@ test-go: fmt-check vet lint build ## format, vet, lint, build, all tests in Go, 
 .PHONY: test-s3
 test-s3: ## the store in buckets against a real S3 server (versitygw); the first run builds the server, which takes minutes
 	scripts/versitygw.sh
-	$(GO) vet -tags s3 ./ckpt/s3/... ./chaos
-	$(GO) test -tags s3 -vet=off -timeout=7m $(TESTFLAGS) -run Gateway -p 1 ./ckpt/s3 ./chaos
+	$(GO) vet -tags s3 ./ckpt/s3/... ./ckpt/intake ./chaos
+	$(GO) test -tags s3 -vet=off -timeout=7m $(TESTFLAGS) -run Gateway -p 1 ./ckpt/s3 ./ckpt/intake ./chaos
 
 .PHONY: test-seaweedfs
 test-seaweedfs: ## the same against SeaweedFS, a second opinion; not in CI: the first run builds it, a quarter of an hour

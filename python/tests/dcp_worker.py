@@ -86,7 +86,7 @@ def work(do: str, url: str, kind: str, bare: bool, says: Connection) -> list[str
     if do == "hang":
         writer = StorageWriter(url)
 
-        def finish(*args: Any) -> None:
+        def finish(*args: Any, **kwargs: Any) -> None:
             says.send("written")
             time.sleep(600)
 

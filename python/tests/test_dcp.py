@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import multiprocessing.forkserver
 import os
 import signal
 import socket
@@ -109,6 +110,13 @@ def start() -> Iterator[Callable[..., Ranks]]:
     """Starts the ranks of a world, forked from one process that has imported everything."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["dcp_worker"])
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = f"{HERE}:{ROOT / 'python' / 'src'}"  # where it looks for it; sys.path is not passed on
+    multiprocessing.forkserver.ensure_running()
+    if before is None:
+        del os.environ["PYTHONPATH"]
+    else:
+        os.environ["PYTHONPATH"] = before
     made: list[Ranks] = []
 
     def make(world: int, do: str, url: str, kind: str = "ddp", bare: bool = False) -> Ranks:
@@ -288,9 +296,9 @@ def test_two_savers(folder: Path) -> None:
     said: list[str] = []
 
     class Meeting(StorageWriter):
-        def finish(self, *a: Any) -> None:
+        def finish(self, *a: Any, **k: Any) -> None:
             met.wait(TIMEOUT)
-            super().finish(*a)
+            super().finish(*a, **k)
 
     def save() -> None:
         try:
@@ -316,7 +324,7 @@ def test_in_a_plain_job(folder: Path) -> None:
     """Under run --plain the daemons serve the job's own store, and its retention counts."""
     script = [sys.executable, str(HERE / "dcp_job.py")]
     with job(folder, script, "--plain", "--nproc", "2", "--job", "j", "--store", str(folder / "store"), "--keep", "2") as j:
-        assert j.wait() == 0, j.output
+        assert j.wait(LONG) == 0, j.output
         assert "loaded 5" in j.output, j.output
     steps = [c["step"] for c in json.loads(ckpt(folder / "store", "ls", "--job", "j", "--json")) if c["state"] == "published"]
     assert steps[-1] == 5 and len(steps) <= 3, steps
@@ -353,8 +361,9 @@ def test_filesystem(folder: Path) -> None:
     assert fs.exists(f"phalanx://j/step-1{q}") and not fs.exists(f"phalanx://j/step-2{q}")
     (one,) = fs.ls(f"phalanx://j{q}")
     assert one["type"] == "directory" and one["step"] == 1
-    files = {f["name"].rpartition("/")[2].partition("?")[0]: f["size"] for f in fs.ls(one["name"])}
+    files = {f["name"].partition("?")[0].rpartition("/")[2]: f["size"] for f in fs.ls(one["name"])}
     assert set(files) == {"__0_0.distcp", ".metadata"}
+    assert fs.ls(one["name"], detail=False)[0] in [f["name"] for f in fs.ls(fs.ls(one["name"], detail=False)[0])]
     with fs.open(f"phalanx://j/step-1{q}/__0_0.distcp", "rb") as f:
         assert f.read() == (folder_of(store, 1) / "__0_0.distcp").read_bytes()
         f.seek(-5, 2)

@@ -124,6 +124,8 @@ def parse(url: str | os.PathLike[str]) -> Target:
     if m := _FILE.search(rest):
         rest, file = rest[: m.start()], m[1]
     path, _, query = rest.partition("?")
+    if not file and (m := _FILE.search(path)):  # as ls gives it; PyTorch puts it behind all else
+        path, file = path[: m.start()], m[1]
     given = dict(parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query)))
     if unknown := sorted(set(given) - {"store", "job", "branch"}):
         raise ValueError(f"{text}: unknown parameter {unknown[0]!r}: there are store, job and branch")
