@@ -108,7 +108,9 @@ func (v *serveVerb) serve(ctx context.Context, l net.Listener, service *intake.S
 	if err := srv.Shutdown(ending); err != nil {
 		_ = srv.Close() // requests that did not end are cut off: what they were about is not published
 	}
-	<-served
+	if err := <-served; !errors.Is(err, http.ErrServerClosed) {
+		return fmt.Errorf("serve %s: %w", v.socket, err)
+	}
 	return nil
 }
 

@@ -274,7 +274,7 @@ def test_killed_in_the_middle(folder: Path, start: Callable[..., Ranks]) -> None
     assert ranks.hear(0) == "written"
     ranks.kill()
     assert list(folder_of(store, 5).glob("*.distcp"))
-    with pytest.raises(BaseException, match="no checkpoint|not published"):
+    with pytest.raises(BaseException, match="no restorable checkpoint"):
         dcp.load(zeros(small()), storage_reader=StorageReader(f"phalanx://j/latest?store={store}"))
     ckpt(store, "latest", "--job", "j", code=3)
     # The next save of the same step is another attempt.
