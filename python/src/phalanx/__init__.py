@@ -12,7 +12,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .client import Begin, Client, Digest, Global, Label, Tensor, digest_tensors
+    from .client import Client
     from .errors import (
         EXIT_PREEMPTED,
         CollectiveFailed,
@@ -28,11 +28,12 @@ if TYPE_CHECKING:
         Torn,
     )
     from .ring import Ring
+    from .values import Begin, Digest, Global, Label, Tensor, digest_tensors
 
 __version__ = "0.1.0.dev0"
 
 _HOMES = {
-    "client": ("Begin", "Client", "Digest", "Global", "Label", "Tensor", "digest_tensors"),
+    "client": ("Client",),
     "errors": (
         "EXIT_PREEMPTED",
         "CollectiveFailed",
@@ -48,6 +49,7 @@ _HOMES = {
         "Torn",
     ),
     "ring": ("Ring",),
+    "values": ("Begin", "Digest", "Global", "Label", "Tensor", "digest_tensors"),
 }
 
 

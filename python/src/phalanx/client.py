@@ -1,23 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The client of a trainer, without PyTorch: the same calls as the Go package client, over addresses
-of memory.
+"""The client of a trainer, without PyTorch.
 
-client = Client.hello(spec=spec, state=tensors, gradient_elements=n, apply=optimizer)
-try:
+It has the calls of the Go package client, over addresses of memory:
+
+    client = Client.hello(spec=spec, state=tensors, gradient_elements=n, apply=optimizer)
     while True:
-        begin = client.begin()              # Done: leave the loop
         try:
+            begin = client.begin()
             client.fold()
             for slot in range(*begin.slots):
                 client.working(begin.step, slot)
-                backward(begin.step, slot, client.slot_buffer(slot))   # adds into zeroed memory
+                backward(begin.step, slot, client.slot_buffer(slot))  # adds into zeroed memory
                 client.slot_done(slot)
             client.reduce()
-            client.vote(client.digest())    # runs optimizer(step) when the step is committed
+            client.vote()  # runs optimizer(step) when the step is committed
         except Revoked:
-            continue                        # begin tells what is computed next
-except Done:
-    client.finish()
+            continue  # begin tells what is computed next
+        except Done:
+            client.finish()  # Repeat: train on
+            break
 """
 
 from __future__ import annotations
@@ -26,13 +27,10 @@ import atexit
 import ctypes
 import logging
 import os
-import signal
-import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from ctypes import byref, c_int64, c_void_p
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from . import _native as native
 from . import _page as page
@@ -51,6 +49,19 @@ from .errors import (
 )
 from .hello import ask_place, say_hello, socket_path, spec_difference, trainer_words
 from .ring import Ring
+from .signals import Handlers
+from .values import (
+    Begin,
+    Digest,
+    Global,
+    Label,
+    Tensor,
+    c_tensors,
+    complete_spec,
+    digest_of,
+    digest_tensors,
+    tensor_info,
+)
 
 log = logging.getLogger("phalanx")
 
@@ -65,85 +76,6 @@ _PHASES = {
     "eval": page.PHASE_EVAL,
     "compile": page.PHASE_COMPILE,
 }
-
-
-class Global(NamedTuple):
-    """Where a box lies in the larger tensor that it is a part of: one number for each dimension."""
-
-    shape: tuple[int, ...]
-    offset: tuple[int, ...]
-
-
-class Tensor(NamedTuple):
-    """A registered tensor. The memory is live: it is read for heals and saves and written when this
-    member heals.
-    """
-
-    name: str
-    dtype: str
-    """f64 f32 f16 bf16 f8_e4m3fn f8_e5m2 f8_e4m3fnuz f8_e5m2fnuz f8_e8m0fnu c64 c128 i64 i32 i16 i8
-    u64 u32 u16 u8 bool
-    """
-    shape: tuple[int, ...]
-    address: int
-    """Of contiguous, little-endian memory that stays there, or is moved by `Client.set_address`."""
-    nbytes: int
-    global_: Global | None = None
-    """Set for a box of a larger tensor that the ranks of a replica group hold together."""
-    per_rank: bool = False
-    """Every rank has content of its own; otherwise all ranks with one coordinate hold the same
-    bytes.
-    """
-
-
-@dataclass(frozen=True)
-class Begin:
-    """A place in a world and the step to compute there."""
-
-    step: int
-    generation: tuple[int, int]
-    """Authority epoch and number."""
-    rank: int
-    world: int
-    group_size: int
-    coordinate: int
-    slots: tuple[int, int]
-    """To compute, in order: first, and the one after the last."""
-    slot_count: int
-    local_rank: int
-    local_world: int
-    healed: bool
-    """The registered state was replaced since the last begin returned: rebuild what derives from
-    it.
-    """
-
-
-class Digest(NamedTuple):
-    """D1 of a reduced gradient, and its statistics."""
-
-    digest: tuple[int, int]
-    sum_squares: float
-    """Of float32 and float64 numbers, added in a fixed order; its root is the norm. NaN or inf when
-    one is.
-    """
-    abs_max: float
-    non_finite: int
-
-    def __str__(self) -> str:
-        """32 hexadecimal digits, as Phalanx prints digests."""
-        return f"{self.digest[0]:016x}{self.digest[1]:016x}"
-
-
-class Label(NamedTuple):
-    """Names a state: the step, and generation and digest of the gradient that made it. coordinate
-    -1 fits any.
-    """
-
-    step: int
-    generation: tuple[int, int]
-    digest: tuple[int, int]
-    coordinate: int
-    valid: bool
 
 
 _clients: weakref.WeakSet[Client] = weakref.WeakSet()
@@ -167,7 +99,7 @@ class Client:
         self._spec: dict[str, Any] = {}
         self._begun: Any = None
         self._forked = False
-        self._restore: list[tuple[int, Any, Any]] = []
+        self._handlers: Handlers | None = None
         self._names: dict[str, int] = {}
         self._small = False
         self.extra_bytes = self.segment_bytes = 0
@@ -224,7 +156,7 @@ class Client:
         c._small = 4 * gradient_elements < _KEEP_GIL_BELOW
         c._remember()
         if signals:
-            c._watch_signals()
+            c._handlers = Handlers(c._leave)
         c._say_notes()
         return c
 
@@ -310,13 +242,8 @@ class Client:
 
     def close(self) -> None:
         """Ends staging and unmaps everything. Calling it again does nothing."""
-        for number, mine, before in self._restore:
-            if (
-                threading.current_thread() is threading.main_thread()
-                and signal.getsignal(number) is mine
-            ):
-                signal.signal(number, before)
-        self._restore = []
+        if self._handlers is not None:
+            self._handlers.restore()
         handle, self._handle = self._handle, None
         self._begun = None
         if handle is not None and not self._forked:
@@ -362,6 +289,10 @@ class Client:
         signal handler.
         """
         self._library.posts.phx_preempt(self._live())
+
+    def _leave(self) -> None:
+        if self._handle is not None:
+            self.preempt()
 
     def fold(self) -> None:
         """Starts the sums of the begun step."""
@@ -558,34 +489,6 @@ class Client:
             level, _, text = line.partition(" ")
             log.log(getattr(logging, level, logging.INFO), "%s", text)
 
-    def _watch_signals(self) -> None:
-        if threading.current_thread() is not threading.main_thread():
-            log.warning(
-                "TERM and INT end this process: only the main thread can have handlers for them, "
-                "and it did not say hello"
-            )
-            return
-        for number in (signal.SIGTERM, signal.SIGINT):
-            self._watch(number)
-
-    def _watch(self, number: int) -> None:
-        before = signal.getsignal(number)
-        reference = weakref.ref(self)
-
-        def handler(n: int, frame: Any) -> None:
-            c = reference()
-            if c is not None and c._handle is not None:
-                c.preempt()
-            if n == signal.SIGINT:
-                signal.signal(n, before)  # the next one ends the process as usual
-            if callable(before) and before is not signal.default_int_handler:
-                before(n, frame)
-
-        if before is None:
-            return  # it was not installed from Python, and could not be put back
-        signal.signal(number, handler)
-        self._restore.append((number, handler, before))
-
 
 _ERRORS: dict[int, type[Exception]] = {
     native.REVOKED: Revoked,
@@ -603,99 +506,12 @@ _ERRORS: dict[int, type[Exception]] = {
 }
 
 
-def complete_spec(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """The spec with its defaults: seed 0, group_size 1, threads 1, no data and no settings."""
-    known = {
-        "last_step": None,
-        "seed": 0,
-        "slots": None,
-        "global_batch": None,
-        "data_length": 0,
-        "data_hash": "",
-        "group_size": 1,
-        "threads": 1,
-        "settings": "",
-    }
-    for name in spec:
-        if name not in known:
-            raise Illegal(f"spec has a field {name!r}; known are {', '.join(known)}")
-    out = known | dict(spec)
-    missing = [name for name, value in out.items() if value is None]
-    if missing:
-        raise Illegal(f"spec lacks {', '.join(missing)}")
-    if out["last_step"] < 1 or out["slots"] < 1 or out["group_size"] < 1:
-        raise Illegal("spec: last_step, slots and group_size are at least 1")
-    if out["global_batch"] < 1 or out["global_batch"] % out["slots"] != 0:
-        raise Illegal(
-            f"spec: {out['slots']} slots do not divide the global batch "
-            f"of {out['global_batch']} samples"
-        )
-    return {
-        name: value
-        for name, value in out.items()
-        if value != "" or name not in ("data_hash", "settings")
-    }
-
-
-def tensor_info(t: Tensor) -> dict[str, Any]:
-    """How a hello describes a tensor."""
-    info: dict[str, Any] = {"name": t.name, "dtype": t.dtype, "shape": list(t.shape)}
-    if t.global_ is not None:
-        info["global"] = {"shape": list(t.global_.shape), "offset": list(t.global_.offset)}
-    if t.per_rank:
-        info["per_rank"] = True
-    return info
-
-
-def c_tensors(state: Sequence[Tensor]) -> Any:
-    """The tensors as C has them. The array keeps what it points to alive."""
-    out = (native.Tensor * max(1, len(state)))()
-    for c, t in zip(out, state, strict=False):
-        if "\0" in t.name or "\0" in t.dtype:
-            raise Illegal(f"tensor {t.name!r}: names have no NUL")
-        c.name, c.dtype = t.name.encode(), t.dtype.encode()
-        c.shape, c.dims = native.int64s(tuple(t.shape)), len(t.shape)
-        c.per_rank, c.address, c.bytes = t.per_rank, t.address, t.nbytes
-        if t.global_ is not None:
-            if len(t.global_.shape) != len(t.shape) or len(t.global_.offset) != len(t.shape):
-                raise Illegal(
-                    f"tensor {t.name!r}: shape and global have different numbers of dimensions"
-                )
-            c.global_shape, c.global_offset = (
-                native.int64s(t.global_.shape),
-                native.int64s(t.global_.offset),
-            )
-    return out
-
-
-def digest_of(d: native.Digest) -> Digest:
-    """A digest as Python has it."""
-    return Digest((d.digest[0], d.digest[1]), d.sum_squares, d.abs_max, d.non_finite)
-
-
-def digest_tensors(tensors: Sequence[Tensor], seed: int = 0) -> Digest:
-    """D1 over any tensors, in the order of their names whatever their own order is, with the
-    statistics of the floats.
-    """
-    out = native.Digest()
-    if (
-        native.library().waits.phx_digest_tensors(
-            seed, c_tensors(tensors), len(tensors), byref(out)
-        )
-        != 0
-    ):
-        raise MemoryError("no memory for a digest")
-    return digest_of(out)
-
-
 def _drop_in_child() -> None:
     """A forked child has none of the library's maps and threads: it forgets its handles."""
     for c in list(_clients):
         c._forked, c._handle, c._begun = True, None, None
-        for number, mine, before in c._restore:
-            if signal.getsignal(number) is mine:
-                signal.signal(number, before)
-        c._restore = []
+        if c._handlers is not None:
+            c._handlers.restore()
     _clients.clear()
 
 
