@@ -104,10 +104,14 @@ def main() -> int:
     p.add_argument("--raise-in-compute", type=int, default=0)
     p.add_argument("--fork-at", type=int, default=0)
     p.add_argument("--orphan-after", type=float, default=0, help="seconds without a daemon")
+    p.add_argument("--other-spec", action="store_true", help="member 1 has another spec")
     p.add_argument("--spin", action="store_true", help="a second thread never yields")
     o = p.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")
     t = Faulty(o)
+    if o.other_spec and os.environ.get("PHALANX_MEMBER", "").endswith("/1"):
+        time.sleep(1)  # the other one has said hello by then, and its spec is the job's
+        t.spec["settings"] = "another"
     if o.spin:
         threading.Thread(target=spin, daemon=True).start()
     code = t.run()

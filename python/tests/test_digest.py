@@ -6,6 +6,7 @@ instructions and without.
 from __future__ import annotations
 
 import ctypes
+import functools
 import json
 import math
 import random
@@ -61,7 +62,9 @@ def test_vectors() -> None:
         for vector in golden["vectors"]:
             keep, tensors = [], []
             for t in vector["tensors"]:
-                address, memory = placed(content(t), shift)
+                address, memory = placed(
+                    content(t["generator"], t["start"], t["size_bytes"]), shift
+                )
                 keep.append(memory)
                 shape = tuple(t["shape"])
                 name = t["name"] * t["repeat_name"]

@@ -149,6 +149,14 @@ def test_orphan_gives_up(folder: Path) -> None:
         assert "preempted: no daemon has lived" in logs
 
 
+def test_trainer_with_another_spec_is_refused(folder: Path) -> None:
+    with job(folder, faulty(folder, "--steps", "80", "--other-spec"), "--nproc", "2") as j:
+        line = j.until_line(r"Refused: .*")
+        assert "settings is another, the job has toy" in line.group(0), j.output
+        j.wait()
+        assert j.finals() == {alone(80)}, j.output
+
+
 def test_term_leaves_in_order(folder: Path) -> None:
     command = toy("--steps", "5000", "--floor", "0.01")
     with job(folder, command, "--nproc", "2") as j:
