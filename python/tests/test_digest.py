@@ -38,13 +38,12 @@ def mix(z: int) -> int:
     return z ^ z >> 31
 
 
-def content(t: dict[str, Any]) -> bytes:
-    n = t["size_bytes"]
-    if t["generator"] == "zero":
+@functools.cache
+def content(generator: str, start: int, n: int) -> bytes:
+    """The bytes of a golden tensor, as kernels/testdata/d1.py makes them."""
+    if generator == "zero":
         return bytes(n)
-    return b"".join(mix(t["start"] + i & M64).to_bytes(8, "little") for i in range((n + 7) // 8))[
-        :n
-    ]
+    return b"".join(mix(start + i & M64).to_bytes(8, "little") for i in range((n + 7) // 8))[:n]
 
 
 def placed(data: bytes, shift: int = 0) -> tuple[int, Any]:
