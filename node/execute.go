@@ -185,6 +185,7 @@ func (d *Daemon) seat(do elastic.SeatAction) wire.Seat {
 
 // abort revokes collectives; the machine hears when every worker has left.
 func (d *Daemon) abort(g phalanx.Generation) {
+	d.kv.revoke(g)
 	if d.plain != nil {
 		d.plain.abort(g)
 		return

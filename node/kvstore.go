@@ -86,6 +86,15 @@ func (s *stores) endLocked() {
 	}
 }
 
+// revoke ends the store of a generation that is sealed: whoever waits in it waits for nothing, and cannot hear a signal.
+func (s *stores) revoke(g phalanx.Generation) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !g.Less(s.world) {
+		s.endLocked()
+	}
+}
+
 // close ends everything.
 func (s *stores) close() {
 	s.mu.Lock()
@@ -101,6 +110,13 @@ func (s *stores) of(g phalanx.Generation) (ctx context.Context, here *store.Serv
 		return nil, nil, "", fmt.Errorf("store of generation %s: %w, this daemon has read of %s", g, phalanx.ErrStaleGeneration, s.world)
 	}
 	return s.ctx, s.server, s.rank0, nil
+}
+
+// over reports whether a newer generation than g was read.
+func (s *stores) over(g phalanx.Generation) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return g.Less(s.world)
 }
 
 // listen serves the store of the present generation on a port of the loopback interface: the given one, or a free one for 0.
@@ -303,6 +319,10 @@ func (s *stores) handle(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	if _, _, _, err := s.of(g); err != nil {
+		if s.over(g) {
+			refuse(http.StatusGone, wire.CodeFenced, err)
+			return
+		}
 		refuse(http.StatusConflict, wire.CodeBusy, err)
 		return
 	}

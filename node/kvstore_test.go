@@ -136,8 +136,13 @@ func TestStoreOfAGeneration(t *testing.T) {
 	for _, x := range []storeClient{here, far, early} {
 		x.send(store.Request{Op: store.Wait, Keys: []string{"/never"}})
 	}
+	c.kv.revoke(g) // sealed there first
+	far.ended()
+	if _, err := c.kv.listen(g, 0); err == nil {
+		t.Error("a store of a generation that is sealed is served")
+	}
 	next := read(2, "b c", a, b, c)
-	for _, x := range []storeClient{here, far, early} {
+	for _, x := range []storeClient{here, early} {
 		x.ended()
 	}
 	if n := connect(t, c, next).add("/n", 1); n != 1 {
@@ -225,7 +230,7 @@ func TestStoreOverTheSocket(t *testing.T) {
 	for _, c := range []struct {
 		query, upgrade string
 		want           int
-	}{{"generation=2", up, 409}, {"generation=x", up, 400}, {"", up, 400}, {"generation=3", "", 426}} {
+	}{{"generation=2", up, 410}, {"generation=4", up, 409}, {"generation=x", up, 400}, {"", up, 400}, {"generation=3", "", 426}} {
 		if _, res, _ := ask(c.query, c.upgrade); res.StatusCode != c.want {
 			t.Errorf("%q: %s, want %d", c.query, res.Status, c.want)
 		}

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 import phalanx.torch.backend as backend
+import phalanx.torch.work
 
 DTYPES = [
     torch.float32,
@@ -301,6 +302,8 @@ def main() -> None:
     large(pairs[0])
     free = backend.flight()
     free.reap()
+    if phalanx.torch.work._KEPT is not None:
+        phalanx.torch.work._KEPT.clear()  # they keep their tensors, also those in the segment
     assert free.space.free_bytes == free.space.nbytes, free.space.free_bytes
     try:
         dist.all_reduce(torch.ones(2), dist.ReduceOp.BAND)

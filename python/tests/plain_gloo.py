@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A trainer that knows plain torch.distributed and nothing else: it counts steps with all-reduces over gloo until a file appears."""
+"""A trainer of plain torch.distributed: all-reduces over gloo, or another backend, until a file
+appears.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +13,12 @@ import torch
 import torch.distributed as dist
 
 if len(sys.argv) > 2:
-    pass
+    import phalanx.torch  # noqa: F401 (makes the backend known)
 
 dist.init_process_group(sys.argv[2] if len(sys.argv) > 2 else "gloo")
 print(
-    f"rank {dist.get_rank()} of {dist.get_world_size()} up pid={os.getpid()} generation={os.environ['PHALANX_GENERATION']}",
+    f"rank {dist.get_rank()} of {dist.get_world_size()} up pid={os.getpid()} "
+    f"generation={os.environ['PHALANX_GENERATION']}",
     flush=True,
 )
 value = torch.ones(1000)
