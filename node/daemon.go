@@ -49,8 +49,9 @@ const (
 	commitTimeout  = electionLease / 3      // Raft's own word of a commit; members hear by their streams, at once
 )
 
-// inlineBytes is up to which size the loop runs a collective by itself: some tenths of a millisecond of work.
-const inlineBytes = 256 << 10
+// inlineBytes is up to which size the loop runs a collective by itself: some tenths of a millisecond of work, about what the way to
+// another goroutine and back costs when all processors are busy.
+const inlineBytes = 2 << 20
 
 // Daemon is the peer daemon of one member. One goroutine, the loop, owns everything that is not said to be shared.
 type Daemon struct {

@@ -7,7 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
-	"slices"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -272,6 +272,23 @@ func (c *cluster) awaken(t *testing.T, what string, done <-chan error) error {
 	return nil
 }
 
+// savedBoard and restoreBoard undo what Close does to a board and a kill does not, while others look at it.
+func savedBoard(b []byte) []uint64 {
+	out := make([]uint64, len(b)/8)
+	for i := range out {
+		out[i] = atomic.LoadUint64(&u64s(b)[i])
+	}
+	return out
+}
+
+func restoreBoard(b []byte, words []uint64) {
+	for i, v := range words {
+		if at := &u64s(b)[i]; atomic.LoadUint64(at) != v {
+			atomic.StoreUint64(at, v)
+		}
+	}
+}
+
 // TestGroupsOutliveTheirDaemon: a daemon that takes over goes on with the groups of the one before it, in the middle of an operation and
 // between two; messages alone end, because nobody knows how many there were.
 func TestGroupsOutliveTheirDaemon(t *testing.T) {
@@ -305,9 +322,9 @@ func TestGroupsOutliveTheirDaemon(t *testing.T) {
 					_ = c.post(0, op(0, seq)) // the trainer hears nothing: its daemon is gone
 					eventually(t, "rank 0 has entered", func() bool { return laneOf(c.boards[0], 0).load(wordEntered) != 0 })
 				}
-				words := slices.Clone(u64s(c.boards[0]))
+				words := savedBoard(c.boards[0])
 				c.engines[0].Close() // it clears the board, which a kill does not
-				copy(u64s(c.boards[0]), words)
+				restoreBoard(c.boards[0], words)
 				c.engines[0] = New(slog.New(slog.DiscardHandler), Options{})
 				c.form(t, 0)
 				if err := c.engines[0].Make(c.world.Generation, 1, []phalanx.Rank{2, 0, 1}); err != nil {
@@ -339,9 +356,9 @@ func TestGroupsOutliveTheirDaemon(t *testing.T) {
 				}
 			}
 			message = c.post(1, Op{Seq: 8, ID: 1, Kind: Recv, DType: U8, Count: 1, Peer: 0})
-			words := slices.Clone(u64s(c.boards[0]))
+			words := savedBoard(c.boards[0])
 			c.engines[0].Close()
-			copy(u64s(c.boards[0]), words)
+			restoreBoard(c.boards[0], words)
 			c.engines[0] = New(slog.New(slog.DiscardHandler), Options{})
 			c.form(t, 0)
 			c.engines[1].Wake()

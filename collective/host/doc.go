@@ -33,6 +33,22 @@
 // (all-reduce of larger groups): members exchange halves, then quarters of the elements. What travels then is not one
 // partial sum but the value of each largest complete subtree, which keeps the tree's shape.
 //
+// # Groups of ranks
+//
+// Besides the two groups of the step, all seats and those of one coordinate, a trainer makes groups of any ranks ([Engine.Make]): what a
+// process group of PyTorch needs. They have all kinds, types and reductions; see shape.go for what each kind means for a member.
+// Their sums have a leaf for each member, in the order of the group. Each has a worker and a lane, its part of the board of each member:
+// any free one, which the others find by the generation and id that stand there. So to make a group waits for nobody, and a member
+// that has not made it yet is one that has not entered. Frames of a group that is not known here yet are kept. All move by the
+// direct form, and small ones inside of one host by one round.
+//
+// Messages (Send, Recv) are the courier's, beside all operations; see courier.go.
+//
+// [Engine.Abort] ends one group on all members: the board and a frame say which operation was given up, and members that wait in
+// that one or a later one give up too. An older one needs nothing of the member any more. A lane is used again once all members
+// know that its group is dead. A daemon that takes over finds its groups on the lanes and goes on; messages end then, because
+// nobody knows how many there were.
+//
 // # Between members
 //
 // Inside a host: the board, words of shared memory with one writer. Progress is a stored word; a member that sleeps says
@@ -49,7 +65,7 @@
 //
 // # Waiting
 //
-// Each group has one goroutine (a worker), which waits on one channel for a ring, a frame, a revoke or Options.Timeout without
+// Each group has one goroutine (a worker), and the messages of a generation have one (the courier), which wait on one channel for a ring, a frame, a revoke or Options.Timeout without
 // progress. Small operations of one host may run on the caller's goroutine instead (Options.Inline): a ring then needs one
 // wake-up of one thread. Whichever of the two runs one, it alone touches segments. An operation that fails on one member is given up on all.
 package host
