@@ -265,6 +265,7 @@ func newLeaves(rng *rand.Rand, d DType, slots, count int) *leaves {
 			kernels.BF16FromF32(u16s(b), f)
 		case F16:
 			kernels.F16FromF32(u16s(b), f)
+		default: // the step sums no others
 		}
 		l.values = append(l.values, b)
 	}

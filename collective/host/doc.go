@@ -65,7 +65,7 @@
 //
 // # Waiting
 //
-// Each group has one goroutine (a worker), and the messages of a generation have one (the courier), which wait on one channel for a ring, a frame, a revoke or Options.Timeout without
-// progress. Small operations of one host may run on the caller's goroutine instead (Options.Inline): a ring then needs one
+// Each group has one goroutine (a worker), and the messages of a generation have one (the courier), which wait on one channel for a
+// ring, a frame, a revoke or Options.Timeout without progress. Small operations of one host may run on the caller's goroutine instead (Options.Inline): a ring then needs one
 // wake-up of one thread. Whichever of the two runs one, it alone touches segments. An operation that fails on one member is given up on all.
 package host

@@ -236,6 +236,7 @@ func drawTask(t *rapid.T, rng *rand.Rand, id uint64, group []phalanx.Rank, at in
 			}
 		case Barrier:
 			elements = 0
+		default: // count
 		}
 		x.in[i] = values(rng, d, elements)
 	}
@@ -263,6 +264,7 @@ func drawTask(t *rapid.T, rng *rand.Rand, id uint64, group []phalanx.Rank, at in
 			for j := range n {
 				want = append(want, x.in[j][sum(counts[j][:i])*size:][:counts[j][i]*size]...)
 			}
+		default: // nothing
 		}
 		x.want[i] = want
 		o := op

@@ -198,6 +198,7 @@ func fixed(d DType, slot, count int) []byte {
 			kernels.BF16FromF32(u16s(b)[i:i+1], []float32{f})
 		case F16:
 			kernels.F16FromF32(u16s(b)[i:i+1], []float32{f})
+		default: // the step sums no others
 		}
 	}
 	return b

@@ -58,7 +58,6 @@ func (w *worker) deliver(rank phalanx.Rank, f *frame) {
 		if f.seq == w.seq && f.stream < streams {
 			p.acked[f.stream] = max(p.acked[f.stream], f.chunk)
 		}
-	case frameFail: // noted above
 	case frameData:
 		keep = f.seq == w.seq && f.stream < streams && p.broken == nil
 		if keep && len(p.frames) >= streams*window*w.tree.MaxCover() {
@@ -67,6 +66,7 @@ func (w *worker) deliver(rank phalanx.Rank, f *frame) {
 		if keep {
 			p.frames = append(p.frames, f)
 		}
+	default: // frameFail was noted above, and messages are the courier's
 	}
 	w.mu.Unlock()
 	if !keep {

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A trainer without steps that uses the daemon's collectives: groups of ranks, messages, an abort."""
+"""A trainer without steps that uses the daemon's collectives: groups of ranks, messages, an
+abort.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,10 @@ print(f"rank {rank} of {world} up pid={os.getpid()} generation={place.generation
 
 def all_reduce(value: float) -> float:
     numbers[0] = value
-    ring.wait(ring.post("all_reduce", group=WHOLE, dtype="f32", count=1, in_offset=base, out_offset=base + 64), 30)
+    sequence = ring.post(
+        "all_reduce", group=WHOLE, dtype="f32", count=1, in_offset=base, out_offset=base + 64
+    )
+    ring.wait(sequence, 30)
     return float(numbers[16])
 
 
