@@ -77,6 +77,7 @@ def build_library(target: Path) -> None:
 
 
 def build_binary(target: Path, version: str) -> None:
+    target = target.resolve()  # go runs in another folder
     target.parent.mkdir(parents=True, exist_ok=True)
     if given := os.environ.get("PHALANX_BINARY"):
         if not os.access(given, os.X_OK):
