@@ -55,6 +55,7 @@ type plainProcess struct {
 	over     bool      // it has ended and its end was dealt with
 	awaited  bool      // it has ended; its status is looked for
 	stopping time.Time // when it was asked to end: its exit is no failure
+	hung     bool      // it was called hung
 }
 
 func newPlainRun(d *Daemon) *plainRun { return &plainRun{d: d, cancel: func() {}} }
@@ -291,6 +292,9 @@ func (p *plainRun) stop(then func()) {
 	}
 	p.terminate()
 	left := d.cfg.Grace - time.Since(x.stopping)
+	if x.hung {
+		left = 0 // it will not come to where it looks
+	}
 	t := x.trainer
 	d.ends.Go(func() {
 		if !t.gone(d.ctx, left) {

@@ -219,6 +219,9 @@ func (p *plainRun) trouble(now time.Time) *phalanx.Evidence {
 	if l == nil || l.died != nil || l.finished || l.ringOf == nil || x == nil || x.over || !x.stopping.IsZero() {
 		return nil
 	}
+	if r := l.ringOf; r.generation != x.Generation {
+		return nil // what stands on the page is of the process before
+	}
 	at, said := l.moved(now)
 	if !said || at.Counter == l.ringOf.silent || at.Phase != wire.PhaseCompute {
 		return nil
@@ -227,6 +230,7 @@ func (p *plainRun) trouble(now time.Time) *phalanx.Evidence {
 	if d.cfg.Hang == 0 || silence <= d.cfg.Hang {
 		return nil
 	}
+	x.hung = true
 	return &phalanx.Evidence{
 		About: l.who, Source: d.me(), UnixNS: now.UnixNano(), Kind: phalanx.Hung, Step: at.Step,
 		Detail: fmt.Sprintf("no progress for %.1f s in %s of step %d", silence.Seconds(), at.Phase, at.Step),
