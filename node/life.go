@@ -41,9 +41,10 @@ type life struct {
 	helloPID   int
 	helloStart uint64
 	spec       *phalanx.JobSpec
-	pin        phalanx.Pin // where alone the trainer may sit, by its hello
-	place      phalanx.Pin // what it was told when it asked
-	posted     uint64      // descriptors handed to the engine
+	pin        phalanx.Pin          // where alone the trainer may sit, by its hello
+	place      phalanx.Pin          // what it was told when it asked
+	said       []phalanx.TensorInfo // of an adopted life: what its trainer registered
+	posted     uint64               // descriptors handed to the engine
 	seen       elastic.Trainer
 	died       *phalanx.Evidence // why the trainer is gone
 	finished   bool
@@ -136,6 +137,9 @@ func (l *life) reopen(paths Paths, index int, identity wire.Identity) {
 	}
 	if alive {
 		l.trainer = &trainerProcess{system: paths.system, pid: l.helloPID, start: l.helloStart}
+	}
+	if x := findRegistration(paths, index, l.who.Incarnation); x != nil {
+		l.spec, l.pin, l.said = &x.Spec, x.Coordinate, x.State
 	}
 	if l.broken = l.mapSegment(paths, index); l.broken != nil {
 		for _, r := range []*wire.Region{l.segment, l.board} {
@@ -236,6 +240,9 @@ func (l *life) outfit(paths Paths, index int, hello *wire.Hello) (err error) {
 	}
 	l.slabs = nil
 	if err := l.addSlab(paths, index, place); err != nil {
+		return err
+	}
+	if err := keepRegistration(paths, index, n, hello); err != nil {
 		return err
 	}
 	l.layout = hello.State

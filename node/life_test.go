@@ -163,6 +163,7 @@ func TestOutfitIsFoundAgain(t *testing.T) {
 	who := incarnate("h", 2, 5)
 	l := begin(t, p, 2, who)
 	h := hello()
+	h.Coordinate = phalanx.PinTo(0)
 	if err := l.outfit(p, 2, h); err != nil {
 		t.Fatal(err)
 	}
@@ -202,6 +203,9 @@ func TestOutfitIsFoundAgain(t *testing.T) {
 		t.Fatalf("adopted %v, %v", again, err)
 	}
 	defer unmap(t, again)
+	if again.spec == nil || *again.spec != h.Spec || again.pin != h.Coordinate || !slices.EqualFunc(again.said, h.State, phalanx.TensorInfo.Equal) {
+		t.Errorf("what the trainer registered is found as %+v at %s: %v", again.spec, again.pin, again.said)
+	}
 	if again.ring != ring || again.trainer == nil || again.trainer.pid != os.Getpid() || again.helloStart != h.Start {
 		t.Errorf("adopted ring %d, trainer %+v", again.ring, again.trainer)
 	}

@@ -123,7 +123,7 @@ func (p Paths) SharedVersion() uint64 { return p.memory.Version(p.prefix()) }
 // Remove unlinks every file in shared memory of one life. Files are never truncated: others may still map them.
 func (p Paths) Remove(index int, n phalanx.Incarnation) {
 	p.removePlain(index, n)
-	for _, kind := range append([]string{"seg", "board", "page"}, slabKinds...) {
+	for _, kind := range append([]string{"seg", "board", registered, "page"}, slabKinds...) {
 		_ = p.memory.Remove(p.Shared(index, n, kind)) // gone already is as good
 	}
 }

@@ -246,7 +246,8 @@ func otherTraining(s *elastic.State, spec *phalanx.JobSpec, pin phalanx.Pin, lay
 	return ""
 }
 
-// ownLayout is the layout of the own trainer's state as the log has it, nil while it does not.
+// ownLayout is the layout of the own trainer's state as the log has it, and until then as its trainer registered it with the daemon
+// before; nil when neither is known.
 func (d *Daemon) ownLayout() []phalanx.TensorInfo {
 	if d.life == nil {
 		return nil
@@ -255,7 +256,10 @@ func (d *Daemon) ownLayout() []phalanx.TensorInfo {
 	if pin == phalanx.AnyPlace { // taken over: only the log says it
 		pin = d.state.PinOf(d.life.who)
 	}
-	layout, _ := d.state.LayoutOf(pin.Coordinate())
+	layout, known := d.state.LayoutOf(pin.Coordinate())
+	if !known {
+		return d.life.said
+	}
 	return layout
 }
 

@@ -19,6 +19,8 @@ type Config struct {
 	Group   int // group size, 1 when 0
 	Want    int // ranks of a full world, Members when 0
 	Min     int // ranks that may train, Group when 0
+	// Pinned: each member sits at one coordinate alone, the members in order at 0 to Group − 1 and around.
+	Pinned bool
 
 	// Before is what happens before the exploration begins, in the words of the stories without "> ": each is what one event is
 	// told as, its lines joined by "; ", or "run to STEP". The bounds count from there.
@@ -82,6 +84,7 @@ func (c *Config) defaults() error {
 		c.Want = c.Members
 	}
 	c.Min = max(c.Min, c.Group)
+	c.Distinct = c.Distinct || c.Pinned // a name says the coordinate
 	switch {
 	case c.Members < 1 || c.Members > maxMembers:
 		return fmt.Errorf("configuration %s has %d members; between 1 and %d are possible", c.Name, c.Members, maxMembers)
@@ -101,6 +104,9 @@ func (c Config) Bounds() string {
 	}
 	if c.Group > 1 {
 		words = append(words, fmt.Sprintf("G = %d", c.Group))
+	}
+	if c.Pinned {
+		words = append(words, "pinned")
 	}
 	words = append(words, fmt.Sprintf("%d steps, %d generations", c.Steps, c.Generations))
 	var kinds []string

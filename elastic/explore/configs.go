@@ -14,6 +14,7 @@ func Configs() []Config {
 		{Name: "again", Members: 2, Steps: 1, Generations: 3, Faults: 2, Refusals: true, MaxStates: 30_000},
 		{Name: "leases", Members: 2, Joiners: 1, Steps: 1, Generations: 2, Faults: 1, Leases: true, Publish: 1, Late: 1},
 		{Name: "groups", Members: 4, Group: 2, Steps: 1, Generations: 2, Faults: 1, Deaths: true},
+		{Name: "pins", Members: 4, Joiners: 1, Group: 2, Pinned: true, Steps: 1, Generations: 3, Faults: 1, Deaths: true, Planned: true, MaxStates: 20_000},
 		{Name: "branches", Members: 3, Group: 2, Steps: 2, Generations: 3, Faults: 1, Deaths: true, Publish: 1, MaxStates: 30_000},
 		{Name: "heals", Members: 2, Joiners: 1, Steps: 1, Generations: 3, Faults: 1, Deaths: true, Breaks: true, Planned: true, Heals: true},
 		{Name: "fine", Members: 2, Joiners: 1, Steps: 1, Generations: 3, Faults: 1, Leases: true, Breaks: true, Planned: true, Heals: true, Fine: true, Wishes: 1, Wish: Resizes, MaxStates: 30_000},

@@ -157,6 +157,9 @@ func (d *doing) facts(v view) *elastic.Facts {
 		heard := v.hears>>i&1 == 1
 		inWorld := now.World.Has(l.me)
 		x := elastic.MemberFact{Incarnate: l.me, Host: l.me.Member.Host(), Ready: l.trainer.Trainer, Leaving: l.quit && heard}
+		if d.x.Pinned {
+			x.Pin = phalanx.PinTo(i % d.x.Group)
+		}
 		x.Connected = heard && l.up() && !l.expired
 		x.Silent = !heard || l.lost || l.expired
 		x.Dead = l.machine == nil && !l.lost
