@@ -141,7 +141,7 @@ func (s *sim) source(m *simMember) ([]phalanx.Label, bool) {
 	}
 	h := m.heal
 	switch h.Source.Kind {
-	case FromSeed:
+	case FromSeed, FromWarmStart:
 		return nil, true
 	case FromStore:
 		history, ok := s.stored[h.Source.Commit][h.Label]

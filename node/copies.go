@@ -135,6 +135,9 @@ func (s *saver) makeCopy(ctx context.Context, m *CopyAsk, file string, layout []
 			donors = append(donors, &donor{d: d, who: p.Incarnate, addr: p.Addr, do: do, tensors: len(layout)})
 		}
 	}
+	if _, own := splitOwn(layout); len(own) > 0 && len(donors) > 1 {
+		donors = donors[:1] // the holders differ in what each has of its own: a copy is of one of them
+	}
 	sink := &paced{slab: slab, rate: d.cfg.CopyRate, begun: time.Now()}
 	verify := func(_ context.Context, want []phalanx.Digest) error {
 		for i, x := range slabDigests(slab, layout) {

@@ -3,6 +3,7 @@
 package node
 
 import (
+	"cmp"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -218,11 +219,44 @@ func (h *healing) fetch(ctx context.Context, world phalanx.World, kind elastic.S
 	if len(donors) == 0 {
 		return nil, fmt.Errorf("nobody of %v can be reached for %s", do.Source.Holders, do.Label)
 	}
-	report, err := peer.Fetch(ctx, donors, h.life.layout, sink, peer.Options{ChunkBytes: ringChunk, ReadTimeout: 10 * time.Second, Agreed: agreed})
-	if err != nil {
+	shared, own := splitOwn(h.life.layout)
+	digests := make([]phalanx.Digest, len(h.life.layout))
+	o := peer.Options{ChunkBytes: ringChunk, ReadTimeout: 10 * time.Second}
+	if agreed != nil {
+		o.Agreed = func(have []phalanx.Digest) error {
+			scatter(digests, shared, have)
+			return agreed(digests)
+		}
+	}
+	if err := fetchSome(ctx, donors, h.life.layout, shared, sink, o, digests); err != nil {
 		return nil, fmt.Errorf("heal from %d members: %w", len(donors), err)
 	}
-	return report.Digests, nil
+	if len(own) == 0 || agreed != nil { // who compares takes what is each rank's own from elsewhere
+		return digests, nil
+	}
+	// Of what each rank has of its own there is one source: what this member had itself in an earlier life, if that is there.
+	o.Agreed = nil
+	slices.SortStableFunc(donors, func(a, b peer.Donor) int {
+		mine := func(x peer.Donor) bool { return x.Member().Member == h.life.who.Member }
+		return cmp.Compare(btoi(mine(b)), btoi(mine(a)))
+	})
+	var err error
+	for i := range donors {
+		if err = fetchSome(ctx, donors[i:i+1], h.life.layout, own, sink, o, digests); err == nil || ctx.Err() != nil {
+			break
+		}
+	}
+	if err != nil {
+		return nil, fmt.Errorf("heal each rank's own tensors: %w", err)
+	}
+	return digests, nil
+}
+
+func btoi(b bool) int {
+	if b {
+		return 1
+	}
+	return 0
 }
 
 // live is the sink of a fetch.

@@ -285,7 +285,7 @@ func (d *Daemon) judgeHello() {
 	if why == "" {
 		return
 	}
-	d.refuse(why)
+	_ = d.refuse(why) // there is no answer to put it into any more
 	if l.trainer != nil {
 		l.trainer.kill()
 	}

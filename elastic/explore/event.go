@@ -382,7 +382,7 @@ func canCompute(l *life, limit phalanx.Step) bool {
 func (d *doing) source(i int) int {
 	h := d.lives[i].heal
 	switch h.Source.Kind {
-	case elastic.FromSeed:
+	case elastic.FromSeed, elastic.FromWarmStart:
 		return -1
 	case elastic.FromStore:
 		for k := range d.stored {

@@ -12,6 +12,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"slices"
 	"time"
 
 	"phalanx"
@@ -149,4 +150,7 @@ func (t *trainer) apply(step phalanx.Step) error {
 	return errors.Join(err, f.Close())
 }
 
-func (m *model) digest() phalanx.Digest { return kernels.Digest(0, m.state()) }
+// digest leaves out what is this rank's own.
+func (m *model) digest() phalanx.Digest {
+	return kernels.Digest(0, slices.DeleteFunc(m.state(), func(t kernels.Tensor) bool { return t.Name == "own" }))
+}

@@ -3,6 +3,9 @@
 package main
 
 import (
+	"fmt"
+	"os"
+
 	"phalanx"
 	"phalanx/kernels"
 )
@@ -44,7 +47,7 @@ type model struct {
 func newModel(o *options, coordinate int) *model {
 	m := &model{groupSize: o.spec.GroupSize, coordinate: coordinate, seed: o.spec.Seed, count: []int64{0}}
 	if o.own {
-		m.own = make([]byte, 16)
+		m.own = []byte(fmt.Sprintf("%-16.16s", os.Getenv("PHALANX_MEMBER")))
 	}
 	list := wholes
 	if o.extra {
@@ -132,8 +135,8 @@ func (m *model) apply(step phalanx.Step, gradient []float32) {
 		gradient = gradient[len(s.w):]
 	}
 	m.count[0] = int64(step)
-	for i := range m.own {
-		m.own[i]++
+	if m.own != nil {
+		m.own[15]++
 	}
 }
 
