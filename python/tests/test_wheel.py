@@ -108,7 +108,7 @@ def test_command_is_built_with_go(folder: Path) -> None:
     [
         ({"PHALANX_WHEEL": "windows"}, "say native or manylinux"),
         ({"CC": "no-such-compiler"}, "no-such-compiler is missing; install gcc"),
-        ({"PHALANX_BINARY": "/nowhere"}, "which is no program"),
+        ({"PHALANX_BINARY": "/nowhere", "PHALANX_CC": "/bin/true"}, "which is no program"),
         ({"PATH": "/nowhere", "PHALANX_CC": "/bin/true"}, "go is missing"),
     ],
 )
