@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A trainer whose collectives do not come to their end: by abort, by the clock, by a mistake, by another shape of the group."""
+"""A trainer whose collectives do not come to their end: by abort, by the clock, by a mistake, by
+another shape of the group.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ def backend_of(group: Any) -> Any:
 
 
 def aborted(rank: int) -> None:
-    """Another thread frees a rank that waits, and the other members hear of it. Other groups go on."""
+    """Another thread frees a rank that waits, and the other members hear of it."""
     store = dist.distributed_c10d._get_default_store()
     group, other = dist.new_group([0, 1]), dist.new_group([0, 1, 2])
     if rank == 0:
@@ -89,7 +91,8 @@ def reconfigured(rank: int) -> None:
         out = [torch.empty(2) for _ in range(n)]
         dist.all_gather(out, torch.full((2,), float(rank)))
         assert [int(t[0]) for t in out] == order, out
-        fails(ValueError, lambda uuid=uuid: dist._reconfigure(uuid, handles, pg), 5)  # type: ignore[misc]
+        again = uuid
+        fails(ValueError, lambda again=again: dist._reconfigure(again, handles, pg), 5)
 
 
 def main() -> None:

@@ -7,10 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from running import HERE, job
 
 from phalanx.errors import Illegal
 from phalanx.torch.store import DaemonStore
+from running import HERE, job
 
 
 def test_as_a_tcp_store(folder: Path) -> None:

@@ -2,11 +2,13 @@
 """The c10d backend `phalanx`: `torch.distributed.init_process_group("phalanx")`.
 
 Trainers that `phalanx run` started hand their tensors to the daemon in shared memory, which reduces
-them. Importing this module, or `phalanx.torch`, registers it; PyTorch from 2.15 on finds it by itself.
+them. Importing this module, or `phalanx.torch`, registers it; PyTorch from 2.15 on finds it by
+itself.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import hashlib
 import os
@@ -83,8 +85,9 @@ class _Attached(Collectives):
         ranks = list(options.global_ranks_in_group) or list(range(options.group_size))
         if max(ranks) >= place.world or ranks[options.group_rank] != place.rank:
             raise ValueError(
-                f"group {options.group_id}: rank {options.group_rank} of {ranks} is not rank {place.rank} of "
-                f"{place.world}, where phalanx run has put this process; leave RANK and WORLD_SIZE as they are"
+                f"group {options.group_id}: rank {options.group_rank} of {ranks} is not rank "
+                f"{place.rank} of {place.world}, where phalanx run has put this process; "
+                "leave RANK and WORLD_SIZE as they are"
             )
         self._reconfigurable = bool(getattr(options, "enable_reconfigure", False))
         generation = place.generation
@@ -128,10 +131,9 @@ class _Attached(Collectives):
         """Leaves the group. Nothing of it may be under way."""
         was, self._open[0] = self._open[0], False
         if was and self._flight.ring._client._handle is not None:
-            try:
-                self._flight.ring.abort(self._id, self._generation)  # makes room for another one
-            except Error:
-                pass  # the generation, or the daemon, has ended before
+            # It makes room for another one, unless the generation, or the daemon, has ended before.
+            with contextlib.suppress(Error):
+                self._flight.ring.abort(self._id, self._generation)
 
     def set_timeout(self, timeout: timedelta) -> None:
         self._timeout_seconds = _seconds(timeout)
@@ -174,8 +176,8 @@ class _Attached(Collectives):
         return f"{NAME}:{place.generation[0]}.{place.generation[1]}:{place.rank}"
 
     def reconfigure(self, opts: Any) -> c10d.Work:
-        """Makes the group of the processes with the given handles, in their order if it is a list, else by
-        their ranks. uuid is used once; that of a Phalanx job is its generation.
+        """Makes the group of the processes with the given handles, in their order if it is a list,
+        else by their ranks. uuid is used once; that of a Phalanx job is its generation.
         """
         own, ordered = self.get_reconfigure_handle(), isinstance(opts.handles, (list, tuple))
         handles = [_parse_handle(h) for h in opts.handles]
@@ -183,7 +185,8 @@ class _Attached(Collectives):
         mine = _parse_handle(own)
         if generations != {mine[0]}:
             raise ValueError(
-                f"reconfigure: handles of {sorted(generations)}, this process is in {mine[0]}; collect them again"
+                f"reconfigure: handles of {sorted(generations)}, this process is in {mine[0]}; "
+                "collect them again"
             )
         ranks = [r for _, r in handles] if ordered else sorted(r for _, r in handles)
         if mine[1] not in ranks or len(set(ranks)) != len(ranks):
@@ -226,8 +229,8 @@ def _parse_handle(handle: str) -> tuple[tuple[int, int], int]:
 
 
 class WholeGroup(_Attached, c10d.ProcessGroup):  # type: ignore[misc]
-    """The process group itself: where PyTorch cannot take a Backend from Python, and for groups that
-    are reconfigured, because a Backend's rank and size never change.
+    """The process group itself: where PyTorch cannot take a Backend from Python, and for groups
+    that are reconfigured, because a Backend's rank and size never change.
     """
 
     def __init__(self, options: Any) -> None:

@@ -102,7 +102,8 @@ class Collectives(Group):
     def _sizes(self, what: str, whole: torch.Tensor, part: torch.Tensor) -> None:
         if whole.numel() != part.numel() * len(self._ranks) or whole.dtype != part.dtype:
             raise ValueError(
-                f"{what}: {whole.numel()} elements of {whole.dtype} are not {len(self._ranks)} times "
+                f"{what}: {whole.numel()} elements of {whole.dtype} are not {len(self._ranks)} "
+                "times "
                 f"{part.numel()} of {part.dtype}"
             )
 
@@ -153,7 +154,8 @@ class Collectives(Group):
             check([out, *give], "reduce_scatter")
             if len(give) != len(self._ranks) or give[self._own].numel() != out.numel():
                 raise ValueError(
-                    f"reduce_scatter: {len(self._ranks)} inputs are needed, the own one of the size of the output"
+                    f"reduce_scatter: {len(self._ranks)} inputs are needed, the own one of the "
+                    "size of the output"
                 )
             source = Inputs(give)
             self._reduce_scatter(work, deadline, source.runs, source, Outputs([out]), opts.reduceOp)
@@ -199,7 +201,8 @@ class Collectives(Group):
         if not output_split_sizes and not input_split_sizes:
             if output.numel() != t.numel() or (t.dim() and t.size(0) % n):
                 raise ValueError(
-                    f"all_to_all_single: {t.shape} does not go into {n} equal parts of {output.shape}"
+                    f"all_to_all_single: {t.shape} does not go into {n} equal parts of "
+                    f"{output.shape}"
                 )
             self._all_to_all(
                 work, deadline, split(source.runs[0], n), split(o.runs[0], n), source, o

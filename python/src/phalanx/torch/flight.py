@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The collectives of this process that are under way: their memory in the segment, and who ends them."""
+"""The collectives of this process that are under way: their memory in the segment, and who ends
+them.
+"""
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import time
@@ -10,10 +13,14 @@ from collections.abc import Callable
 from ctypes import byref, c_int, c_uint64
 from typing import Any
 
+import torch
+
 from .. import _native as native
 from ..errors import CollectiveFailed, Error, Illegal, Orphaned, Revoked
 from ..ring import Ring
 from .space import Space
+
+log = logging.getLogger("phalanx")
 
 SLICE_NS = 1_000_000_000
 """How long a wait stays out of Python at most, so that its signal handlers run."""
@@ -30,10 +37,16 @@ class Piece:
     ended well.
     """
 
-    __slots__ = ("blocks", "error", "finish", "lock", "over", "sequence")
+    __slots__ = ("blocks", "error", "finish", "keep", "lock", "over", "sequence")
 
-    def __init__(self, blocks: list[tuple[int, int]], finish: Callable[[], None] | None) -> None:
-        self.blocks, self.finish = blocks, finish
+    def __init__(
+        self,
+        blocks: list[tuple[int, int]],
+        finish: Callable[[], None] | None,
+        keep: torch.Tensor | None = None,
+    ) -> None:
+        """keep: a tensor whose own memory the daemon reads or writes."""
+        self.blocks, self.finish, self.keep = blocks, finish, keep
         self.sequence = 0
         self.over = False
         self.error: BaseException | None = None
@@ -70,8 +83,8 @@ class Flight:
                 continue
             if nbytes > self.space.nbytes:
                 raise Error(
-                    f"{nbytes} bytes do not fit into the {self.space.nbytes} bytes of shared memory "
-                    "of this process; set PHALANX_SEGMENT_BYTES to more"
+                    f"{nbytes} bytes do not fit into the {self.space.nbytes} bytes of shared "
+                    "memory of this process; set PHALANX_SEGMENT_BYTES to more"
                 )
             if time.monotonic() >= deadline:
                 raise TimeoutError(
@@ -164,7 +177,7 @@ class Flight:
             except BaseException as e:
                 piece.error = e
             finally:
-                piece.finish = None
+                piece.finish = piece.keep = None
                 self._pieces.pop(piece.sequence, None)
                 self.give(piece.blocks)
                 piece.over = True
@@ -180,7 +193,7 @@ class Flight:
 
 
 class Watch:
-    """One thread that waits in C, without the GIL, for the pieces somebody wants to be called for."""
+    """One thread that waits in C, without the GIL, for the pieces somebody is called for."""
 
     def __init__(self, flight: Flight) -> None:
         self._flight = flight
@@ -219,21 +232,26 @@ class Watch:
             r = flight._library.waits.phx_wait_any(
                 handle, self._numbers, len(self._numbers), SLICE_NS, byref(which)
             )
-            if r == native.ORPHANED:
-                r = native.REVOKED  # nobody will ever answer
-            elif r in (native.TIMEOUT, native.INTERRUPTED):
+            if r in (native.TIMEOUT, native.INTERRUPTED):
                 self._expire()
                 continue
-            sequence = self._numbers[which.value]
-            for piece, _ in self._wanted.get(sequence, ()):
-                flight.end(piece, r)
-            self._call(sequence)
+            if r == native.ORPHANED:  # nobody will ever answer
+                ended, r = list(self._wanted), native.REVOKED
+            else:
+                ended = [self._numbers[which.value]]
+            for sequence in ended:
+                for piece, _ in self._wanted.get(sequence, ()):
+                    flight.end(piece, r)
+                self._call(sequence)
 
     def _call(self, sequence: int) -> None:
         with self._changed:
             calls = self._wanted.pop(sequence, [])
         for _, work in calls:
-            work.one_ended()
+            try:
+                work.one_ended()
+            except Exception:
+                log.exception("what was to run after a collective has failed")
 
     def _expire(self) -> None:
         now = time.monotonic()
@@ -241,7 +259,10 @@ class Watch:
             works = {id(w): w for calls in self._wanted.values() for _, w in calls}
         for work in works.values():
             if work.deadline <= now:
-                work.expire()
+                try:
+                    work.expire()
+                except Exception:
+                    log.exception("a collective has taken too long, and its group was not aborted")
 
 
 _flight: Flight | None = None

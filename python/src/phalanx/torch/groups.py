@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The collectives of one process group. `backend` gives them to PyTorch, under all the names that its
-versions call.
+"""The collectives of one process group. `backend` gives them to PyTorch, under all the names that
+its versions call.
 """
 
 from __future__ import annotations
 
 import ctypes
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -14,6 +15,7 @@ from typing import Any
 
 import torch
 
+from ..errors import Illegal
 from .flight import Flight, Piece
 from .parts import Inputs, Outputs, Reduction, Run, check, reduction_of, split, windows
 from .space import copy_bytes
@@ -74,6 +76,8 @@ class Group:
             raise RuntimeError(
                 f"{what} of group {self._name}: the group was destroyed, or is not configured yet"
             )
+        if self._flight.pid != os.getpid():
+            raise Illegal(f"{what}: a forked process has no collectives; start it with spawn")
         work = RingWork(self._flight, self, f"{what} of group {self._name}", list(outputs))
         work.timeout_seconds = _seconds(getattr(opts, "timeout", None), self._timeout_seconds)
         work.deadline = time.monotonic() + work.timeout_seconds
@@ -86,9 +90,10 @@ class Group:
         op: str,
         blocks: list[tuple[int, int]],
         finish: Callable[[], None] | None,
+        keep: torch.Tensor | None = None,
         **words: Any,
     ) -> None:
-        p = Piece(blocks, finish)
+        p = Piece(blocks, finish, keep)
         self._flight.post(p, deadline, op=op, group=self._id, generation=self._generation, **words)
         work._pieces.append(p)
 
@@ -142,6 +147,7 @@ class Group:
                 "all_reduce" if root is None else "reduce",
                 blocks,
                 finish if wanted else None,
+                keep=t if here is not None else None,
                 **self._words(r),
                 count=n // r.itemsize,
                 in_offset=at,
@@ -318,6 +324,7 @@ class Group:
                 "broadcast",
                 blocks,
                 None if mine else finish,
+                keep=t if here is not None else None,
                 dtype="u8",
                 count=n,
                 root=self._ranks[root],

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory of tensors as the collectives see it: runs of bytes, cut into windows that fit the segment."""
+"""Memory of tensors as the collectives see it: runs of bytes, cut into windows that fit the
+segment.
+"""
 
 from __future__ import annotations
 
@@ -91,8 +93,9 @@ def check(tensors: Sequence[torch.Tensor], what: str) -> None:
     for t in tensors:
         if t.device.type != "cpu" or t.layout != torch.strided:
             raise ValueError(
-                f"{what}: the backend phalanx takes dense tensors on the CPU, this one is {t.layout} on "
-                f'{t.device}; give GPUs a backend of their own: init_process_group("cpu:phalanx,cuda:nccl")'
+                f"{what}: the backend phalanx takes dense tensors on the CPU, this one is "
+                f"{t.layout} on {t.device}; give GPUs a backend of their own: "
+                'init_process_group("cpu:phalanx,cuda:nccl")'
             )
 
 

@@ -80,7 +80,7 @@ class Space:
         return self._bytes[start : start + n].view(dtype).view(shape)
 
     def find(self, t: torch.Tensor) -> int | None:
-        """Where a contiguous tensor lies in the segment, as `take` says it; None if it is elsewhere."""
+        """Where a contiguous tensor lies in the segment, as `take` says it; None if elsewhere."""
         start = t.data_ptr() - self.address
         inside = start >= 0 and start + t.numel() * t.element_size() <= self.nbytes
         return start if inside and t.is_contiguous() else None

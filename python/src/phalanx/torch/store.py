@@ -69,8 +69,9 @@ class DaemonStore(dist.Store):
         generation: tuple[int, int] | None = None,
         timeout: timedelta = timedelta(seconds=300),
     ) -> None:
-        """Over the daemon's unix socket at `path` (PHALANX_SOCKET by default) for a generation, that of
-        PHALANX_GENERATION by default; or at host and port, of whatever generation is served there.
+        """Over the daemon's unix socket at `path` (PHALANX_SOCKET by default) for a generation,
+        that of PHALANX_GENERATION by default; or at host and port, of whatever
+        generation is served there.
 
         timeout: of connecting, and of waits that name none. Raises Fenced when the generation is
         over, and Illegal when it is not said what to connect to.

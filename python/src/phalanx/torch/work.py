@@ -19,7 +19,7 @@ _DistError: Any = getattr(torch.distributed, "DistBackendError", RuntimeError)
 
 
 class CollectiveRevoked(Revoked, _DistError):  # type: ignore[misc]
-    """A collective whose generation or group has ended: a rank was lost, or somebody called abort."""
+    """A collective whose generation or group has ended: a rank was lost, or abort was called."""
 
 
 class CollectiveRefused(CollectiveFailed, _DistError):  # type: ignore[misc]
@@ -128,8 +128,8 @@ class RingWork(Work):
         e = self._first_error()
         if self._expired:
             return CollectiveTimeout(
-                f"{self._what} has not ended within {self.timeout_seconds:.0f} s: a rank has not called "
-                "it, or computes longer; its group is aborted"
+                f"{self._what} has not ended within {self.timeout_seconds:.0f} s: a rank has not "
+                "called it, or computes longer; its group is aborted"
             )
         if isinstance(e, Revoked):
             return CollectiveRevoked(f"{self._what}: {e}")
@@ -161,7 +161,7 @@ _KEPT: collections.deque[RingWork] | None = (
 
 
 def handed_over(work: RingWork) -> RingWork:
-    """The work as PyTorch gets it. Where C++ would lose its Python half, the newest ones are kept."""
+    """The work as PyTorch gets it. Where C++ would lose its Python half, the newest are kept."""
     if _KEPT is not None:
         _KEPT.append(work)
     return work
