@@ -130,6 +130,10 @@ gen: ## write the generated files again
 demo: build ## train with four ranks, kill some, and show that the result is the same to the bit
 	scripts/demo.sh
 
+.PHONY: demo-torch
+demo-torch: build python ## the demo with PyTorch and the example train_ddp.py; takes some minutes
+	scripts/demo-torch.sh
+
 .PHONY: bench
 bench: build ## measure recovery, steps, the host all-reduce and the daemons; see docs/benchmarks (QUICK=1: a minute, no figures)
 	scripts/bench.sh

@@ -19,12 +19,20 @@ type run struct{ *job.Job }
 
 func start(ctx context.Context, p plan, dir string, floor time.Duration, flags ...string) (run, error) {
 	command := []string{filepath.Join(p.bin, "phalanx-lm"), "--steps", strconv.Itoa(p.steps), "--step-floor", floor.String()}
+	if p.torch != "" { // its steps take long enough by themselves
+		command = []string{p.torch, filepath.Join("python", "examples", "train_ddp.py"), "--steps", strconv.Itoa(p.steps)}
+		flags = append(flags, "--warm")
+	}
+	patience := time.Duration(0)
+	if p.torch != "" {
+		patience = 2 * time.Minute
+	}
 	if p.data != "" {
 		command = append(command, "--data", p.data)
 	}
 	j, err := job.Start(job.Plan{
 		Bin: p.bin, Dir: dir, Flags: append([]string{"--host", "demo", "--nproc", strconv.Itoa(ranks), "--save-every", "50"}, flags...),
-		Command: command, Every: 20 * time.Millisecond,
+		Command: command, Every: 20 * time.Millisecond, Patience: patience,
 	})
 	if err == nil && ctx.Err() != nil {
 		run{j}.kill()

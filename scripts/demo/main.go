@@ -21,8 +21,8 @@ import (
 
 const ranks = 4
 
-// limit is for the whole demo; what takes longer has failed.
-const limit = 150 * time.Second
+// limit is for the whole demo; what takes longer has failed. Python needs seconds for each start.
+const limit, limitTorch = 150 * time.Second, 400 * time.Second
 
 // plan is what is trained.
 type plan struct {
@@ -30,6 +30,7 @@ type plan struct {
 	steps int
 	floor time.Duration // of a step, where something is to be killed in it
 	data  string
+	torch string // the Python that has PyTorch: train python/examples/train_ddp.py instead
 }
 
 func main() {
@@ -38,10 +39,15 @@ func main() {
 	flag.IntVar(&p.steps, "steps", 400, "steps to train")
 	flag.DurationVar(&p.floor, "step-floor", 30*time.Millisecond, "least time of a step in the disturbed runs")
 	flag.StringVar(&p.data, "data", "", "folder of text (default: the Go source tree)")
+	flag.StringVar(&p.torch, "torch", "", "train with PyTorch, by this `python`; the package phalanx is found by PYTHONPATH")
 	flag.Parse()
+	most := limit
+	if p.torch != "" {
+		most = limitTorch
+	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	ctx, cancel := context.WithTimeout(ctx, limit)
+	ctx, cancel := context.WithTimeout(ctx, most)
 	defer cancel()
 	dir, err := os.MkdirTemp("", "phalanx-demo-")
 	if err == nil {

@@ -4,6 +4,7 @@ package job
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -29,6 +30,7 @@ type Job struct {
 
 	program string
 	every   time.Duration
+	most    time.Duration // that Until waits
 	cmd     *exec.Cmd
 	err     error // of its end, to be read after that
 }
@@ -40,6 +42,8 @@ type Plan struct {
 	Flags   []string // of `phalanx run`, besides --dir
 	Command []string // of the trainer
 	Every   time.Duration
+	// Patience is how long Until waits at most; 0 means half a minute.
+	Patience time.Duration
 }
 
 // Start starts a job.
@@ -49,7 +53,7 @@ func Start(p Plan) (*Job, error) {
 	}
 	j := &Job{
 		Dir: p.Dir, Output: filepath.Join(p.Dir, "run.out"), Ended: make(chan struct{}),
-		program: filepath.Join(p.Bin, "phalanx"), every: p.Every,
+		program: filepath.Join(p.Bin, "phalanx"), every: p.Every, most: cmp.Or(p.Patience, 30*time.Second),
 	}
 	out, err := os.Create(j.Output)
 	if err != nil {
@@ -165,9 +169,9 @@ func (j *Job) Look(ctx context.Context) (*Status, error) {
 // ErrEnded is returned by Until when the run ended instead.
 var ErrEnded = errors.New("the run ended")
 
-// Until asks until the answer is as wanted, for half a minute. While no daemon answers it asks on.
+// Until asks until the answer is as wanted, for as long as the plan allows. While no daemon answers it asks on.
 func (j *Job) Until(ctx context.Context, what string, ok func(*Status) bool) (*Status, error) {
-	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, j.most)
 	defer cancel()
 	var last *Status
 	for {
