@@ -11,6 +11,7 @@ a load takes, each the median of REPEAT. All ranks save about the same; the slow
 from __future__ import annotations
 
 import argparse
+import glob
 import json
 import multiprocessing
 import os
@@ -46,7 +47,8 @@ def measure(way: str, step: int, root: str, state: dict[str, Any], keep: dict[st
     if way == "dcp":
         dcp.save(state, storage_writer=dcp.FileSystemWriter(folder, thread_count=2))
     elif way == "dcp async":
-        wait = dcp.async_save(state, storage_writer=keep.setdefault("dcp", dcp.FileSystemWriter(folder, thread_count=2, cache_staged_state_dict=True)), checkpoint_id=folder).result
+        writer = dcp.FileSystemWriter(folder, thread_count=2)  # its cached staging pins memory, which wants a GPU
+        wait = dcp.async_save(state, storage_writer=writer).result
     elif way == "phalanx":
         dcp.save(state, checkpoint_id=url, storage_writer=keep.setdefault("sync", StorageWriter()))
     elif way == "phalanx async":
@@ -88,8 +90,8 @@ def rank_main(rank: int, world: int, port: int, root: str, mib: int, repeat: int
             results[way].append(tuple(mine.tolist()))
             if rank == 0:
                 shutil.rmtree(f"{root}/dcp-{step}", ignore_errors=True)
-                for f in (entry for entry in os.scandir(f"{root}/store/bench") if entry.name.startswith("step-")) if os.path.isdir(f"{root}/store/bench") else ():
-                    shutil.rmtree(f.path, ignore_errors=True)
+                for old in glob.glob(f"{root}/store/bench/step-*"):
+                    shutil.rmtree(old, ignore_errors=True)
             dist.barrier()
     if rank == 0:
         out.put({w: [statistics.median(c) for c in zip(*r[1:], strict=True)] for w, r in results.items()} | {"mib": count * world * TENSOR_MIB})

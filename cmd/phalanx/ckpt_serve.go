@@ -70,6 +70,9 @@ func (v *serveVerb) run(c *cobra.Command, _ []string) error {
 		if service.Retain, err = v.policy(c); err != nil {
 			return err
 		}
+		if service.Retain.KeepLast < 1 {
+			return problem(node.CodeUsage, "give --keep N with N from 1 on, or no policy: then nothing is removed", "keep %d checkpoints: keep at least one", service.Retain.KeepLast)
+		}
 	}
 	l, err := listenLocal(v.socket)
 	if err != nil {
