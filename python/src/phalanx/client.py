@@ -98,6 +98,7 @@ class Client:
         self._take: Callable[[int], None] | None = None
         self._spec: dict[str, Any] = {}
         self._begun: Any = None
+        self._pinned = -1
         self._forked = False
         self._handlers: Handlers | None = None
         self._names: dict[str, int] = {}
@@ -207,6 +208,7 @@ class Client:
         }
         if pinned >= 0:
             hello["coordinate"] = pinned
+            self._pinned = pinned
         welcome = say_hello(path, hello, timeout)
         difference = spec_difference(welcome["spec"], self._spec)
         if difference:
@@ -456,8 +458,14 @@ class Client:
                     return r
                 r = native.PENDING
             elif r == native.COORDINATE:
+                coordinate = int(posts.phx_coordinate(handle))
+                if self._pinned not in (-1, coordinate):
+                    raise Error(
+                        f"the daemon gives coordinate {coordinate} to a member pinned to "
+                        f"{self._pinned}; run daemon and package of one release"
+                    )
                 if self._take is not None:
-                    self._take(posts.phx_coordinate(handle))
+                    self._take(coordinate)
                 r = posts.phx_coordinate_taken(handle)
             else:
                 self._say_notes()
