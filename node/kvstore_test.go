@@ -35,7 +35,8 @@ func storeDaemons(t *testing.T, hosts ...string) []*Daemon {
 		d.listener = listen(t, identity(t, key, "job", who.Member))
 		d.roster = newRoster(NewPaths(t.TempDir(), ""), nil, func() Peer { return Peer{} })
 		d.kv = newStores(d)
-		d.ends.Go(func() { d.kv.accept(d.listener.Of(ProtoStore)) })
+		kv := d.kv // a test may put another one there
+		d.ends.Go(func() { kv.accept(d.listener.Of(ProtoStore)) })
 		peers = append(peers, Peer{Incarnate: who, Host: h, Addr: d.addr()})
 		all = append(all, d)
 	}
