@@ -104,10 +104,10 @@ func ReadRequest(r *bufio.Reader) (q Request, err error) {
 // Append adds the request's bytes to b.
 func (q *Request) Append(b []byte) []byte {
 	b = append(b, byte(q.Op))
-	switch q.Op {
-	case Validate, Ping:
+	if q.Op == Validate || q.Op == Ping {
 		return binary.LittleEndian.AppendUint32(b, uint32(q.Number))
-	case Check, Wait, MultiGet, MultiSet:
+	}
+	if q.Op == Check || q.Op == Wait || q.Op == MultiGet || q.Op == MultiSet {
 		b = binary.LittleEndian.AppendUint64(b, uint64(len(q.Keys)))
 	}
 	for i, k := range q.Keys {
@@ -116,12 +116,12 @@ func (q *Request) Append(b []byte) []byte {
 			b = appendBytes(b, q.Values[i])
 		}
 	}
-	switch q.Op {
-	case Set, Append, QueuePush, CompareSet:
+	if q.Op != MultiSet { // whose values stand beside their keys
 		for _, v := range q.Values {
 			b = appendBytes(b, v)
 		}
-	case Add, Barrier:
+	}
+	if q.Op == Add || q.Op == Barrier {
 		b = binary.LittleEndian.AppendUint64(b, uint64(q.Number))
 	}
 	return b
