@@ -47,6 +47,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=48)
     parser.add_argument("--slots", type=int, default=12)
     parser.add_argument("--slow-until", type=pathlib.Path, help="steps take 0.25 s until this file is there")
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--scaler", action="store_true")
     parser.add_argument("--weighted", action="store_true")
@@ -59,10 +60,10 @@ def main() -> None:
         return (where, str(step)) in faults and once(args.marks, f"{where}-{step}")
 
     torch.manual_seed(1)
-    model = Net()
+    model = Net().to(args.device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 10, 0.9)
-    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=8) if args.scaler else None
+    scaler = torch.amp.GradScaler(args.device, init_scale=1024.0, growth_interval=8) if args.scaler else None
 
     def killed_inside(*_: object) -> None:
         if fault("optimizer", len(steps)):
@@ -82,6 +83,7 @@ def main() -> None:
             if fault("raise", step.number):
                 raise RuntimeError("planted in forward")
             for x, y in step.batches():
+                x, y = x.to(args.device), y.to(args.device)
                 loss = (model(x) - y).square()
                 if args.weighted:
                     step.count(y.numel())

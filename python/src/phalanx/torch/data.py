@@ -259,14 +259,3 @@ class Streams:
 def length(data: Any) -> int:
     """The length of a data set, or a number of samples as it is."""
     return data if isinstance(data, int) else len(data)
-
-
-def to_device(batch: Any, device: torch.device) -> Any:
-    """A batch on a device, tensors in lists, tuples and dicts included."""
-    if isinstance(batch, torch.Tensor):
-        return batch.to(device, non_blocking=True)
-    if isinstance(batch, (list, tuple)):
-        return type(batch)(to_device(b, device) for b in batch)
-    if isinstance(batch, dict):
-        return {k: to_device(v, device) for k, v in batch.items()}
-    return batch

@@ -59,10 +59,12 @@ def box_of(tensor: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...]] | No
 class _Slot:
     """A tensor of the optimizer: where it is kept, and the object that stood there when it was last looked at."""
 
-    __slots__ = ("parameter", "name", "key", "memory", "seen")
+    __slots__ = ("parameter", "name", "key", "memory", "home", "seen")
 
-    def __init__(self, parameter: torch.nn.Parameter, name: str, key: str, memory: torch.Tensor):
-        self.parameter, self.name, self.key, self.memory = parameter, name, key, memory
+    def __init__(self, parameter: torch.nn.Parameter, name: str, key: str, memory: torch.Tensor, home: torch.Tensor):
+        self.parameter, self.name, self.key = parameter, name, key
+        self.memory = memory  # as registered
+        self.home = home  # where the optimizer works on it: the same, or its like on the device
         self.seen: torch.Tensor | None = None
 
 
@@ -132,7 +134,7 @@ class Registered:
                 state.pop(slot.key, None)
                 slot.seen = None
             elif slot.seen is None:
-                state[slot.key] = slot.seen = self._as_state(slot, slot.memory)
+                state[slot.key] = slot.seen = self._as_state(slot)
         for name, key, value in kept["state"]:
             self.optimizer.state[self.named[name]][key] = value
         for tensor, mirror in self._mirrors:
@@ -182,7 +184,11 @@ class Registered:
                     continue
                 memory = torch.zeros(local(value).shape, dtype=value.dtype)
                 self.entries.append(Entry(f"optim.state.{name}.{key}", memory, box_of(value)))
-                self._slots.append(_Slot(original, name, key, memory))
+                home = memory
+                if value.device.type != "cpu":
+                    home = memory.to(value.device)
+                    self._mirrors.append((home, memory))
+                self._slots.append(_Slot(original, name, key, memory, home))
 
     def _optimized(self) -> Iterator[torch.nn.Parameter]:
         for group in self.optimizer.param_groups:
@@ -191,26 +197,22 @@ class Registered:
     def _adopt(self, slot: _Slot, here: torch.Tensor | None) -> None:
         """Moves what the optimizer has made into the registered memory, and lets the optimizer go on there."""
         if here is None:
-            slot.memory.zero_()
+            slot.home.zero_()
         else:
-            slot.memory.copy_(local(here))
-            here = self.optimizer.state[slot.parameter][slot.key] = self._as_state(slot, here)
+            slot.home.copy_(local(here))
+            here = self.optimizer.state[slot.parameter][slot.key] = self._as_state(slot)
         slot.seen = here
 
-    def _as_state(self, slot: _Slot, like: torch.Tensor) -> torch.Tensor:
-        """The registered memory as the optimizer expects it: a shard of a DTensor where the parameter is one, on its device."""
-        p = slot.parameter
-        memory = slot.memory
-        if local(p).device.type != "cpu" and like.device.type != "cpu":
-            memory = memory.to(local(p).device)
-            self._mirrors.append((memory, slot.memory))
-        if hasattr(p, "_local_tensor") and memory.shape == local(p).shape and memory.dim() == p.dim() > 0:
+    def _as_state(self, slot: _Slot) -> torch.Tensor:
+        """The memory as the optimizer expects it: a shard of a DTensor where the parameter is one."""
+        p, home = slot.parameter, slot.home
+        if hasattr(p, "_local_tensor") and home.shape == local(p).shape and home.dim() == p.dim() > 0:
             from torch.distributed.tensor import DTensor
 
             return DTensor.from_local(
-                memory, p.device_mesh, p.placements, run_check=False, shape=p.shape, stride=p.stride()
+                home, p.device_mesh, p.placements, run_check=False, shape=p.shape, stride=p.stride()
             )
-        return memory
+        return home
 
     # -- what is no tensor
 
