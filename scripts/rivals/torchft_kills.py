@@ -8,6 +8,8 @@ usage: torchft_kills.py KILLS [setting=value ...]    (with the python that torch
 The last line is RESULT and a JSON object, all in seconds:
   recover  kill -> first committed step with all survivors taking part, each survivor
   first    kill -> first committed step of whichever survivors
+  rejoin   start of the killed group's new process -> first committed step of all groups, each group
+  heals    how often a group that had not been killed received the state from another one
   step     between two committed steps in quiet time
 """
 
@@ -36,7 +38,7 @@ class Job:
         self.nodes: dict[int, subprocess.Popen] = {}
         self.life = dict.fromkeys(range(GROUPS), 0)
         self.lighthouse = subprocess.Popen(
-            [os.path.join(os.path.dirname(sys.executable), "torchft_lighthouse"), "--bind", f"127.0.0.1:{PORT}", "--min_replicas", "2",
+            [os.path.join(os.path.dirname(sys.executable), "torchft_lighthouse"), "--bind", f"127.0.0.1:{PORT}", "--min_replicas", str(settings.get("min_replicas", 2)),
              "--join_timeout_ms", str(settings["join_ms"]), "--quorum_tick_ms", str(settings["tick_ms"]),
              "--heartbeat_timeout_ms", str(settings["hb_timeout_ms"])],
             stdout=open(f"{folder}/lighthouse", "w"), stderr=subprocess.STDOUT)  # fmt: skip
@@ -73,6 +75,9 @@ class Job:
                 raise SystemExit("nothing happened for 150 s")
             time.sleep(0.02)
 
+    def heals(self, group: int) -> int:
+        return open(f"{self.folder}/{group}.out").read().count("healing is required")
+
     def quiet(self, since: float) -> list[float]:
         out: list[float] = []
         for group in self.nodes:
@@ -86,9 +91,10 @@ class Job:
             p.wait()
 
 
-def strike(job: Job, rng: random.Random) -> tuple[list[float], list[float]]:
+def strike(job: Job, rng: random.Random) -> tuple[list[float], list[float], list[float], int]:
     victim = rng.randrange(GROUPS)
     survivors = [g for g in range(GROUPS) if g != victim]
+    healed = sum(job.heals(g) for g in survivors)
     killed = time.monotonic()
     job.nodes[victim].send_signal(signal.SIGKILL)
     job.nodes.pop(victim).wait()
@@ -101,8 +107,14 @@ def strike(job: Job, rng: random.Random) -> tuple[list[float], list[float]]:
     first = [min(t for t, took_part in job.commits(g) if t > killed and took_part < GROUPS) - killed for g in survivors]
     time.sleep(0.3)
     started = job.start(victim)
-    job.wait(lambda: all(any(t > started and n == GROUPS for t, n in job.commits(g)) for g in range(GROUPS)))
-    return recover, first
+
+    def whole(group: int) -> list[float]:
+        return [t - started for t, took_part in job.commits(group) if t > started and took_part == GROUPS]
+
+    job.wait(lambda: all(whole(g) for g in range(GROUPS)))
+    rejoin = [whole(g)[0] for g in range(GROUPS)]
+    time.sleep(0.5)  # who needs the state asks for it in the next steps
+    return recover, first, rejoin, sum(job.heals(g) for g in survivors) - healed
 
 
 def main() -> None:
@@ -110,7 +122,7 @@ def main() -> None:
     kills = int(sys.argv[1])
     settings = TUNED | {k: int(v) for k, v in (a.split("=") for a in sys.argv[2:])}
     rng = random.Random(1)
-    recover, first, step = [], [], []
+    recover, first, rejoin, heals, step = [], [], [], 0, []
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
         job = Job(settings, folder)
         try:
@@ -125,13 +137,14 @@ def main() -> None:
                 since = time.monotonic()
                 time.sleep(1.0 + rng.random())
                 step += job.quiet(since)
-                r, f = strike(job, rng)
-                recover, first = recover + r, first + f
+                r, f, j, h = strike(job, rng)
+                recover, first, rejoin, heals = recover + r, first + f, rejoin + j, heals + h
         finally:
             job.end()
     versions = [d for d in importlib.metadata.distributions() if d.name.lower() in ("torchft", "torchft-nightly")]
     version = ", ".join(f"{d.name} {d.version}" for d in versions)
-    print("RESULT", json.dumps({"version": version, "settings": settings, "recover": recover, "first": first, "step": step}))
+    told = {"recover": recover, "first": first, "rejoin": rejoin, "heals": heals, "step": step}
+    print("RESULT", json.dumps({"version": version, "settings": settings} | told))
 
 
 if __name__ == "__main__":

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One torchft replica group of one rank (gloo, CPU), started by torchft_kills.py; not of use by itself.
+"""One torchft replica group of one rank (gloo, CPU), started by torchft_kills.py and torchft_bits.py; not of use by itself.
 
 Trains an MLP of 1.05M parameters with the all-reduce of its flat gradient, and appends a line to a log for each step:
-CLOCK_MONOTONIC, whether it was committed, and how many groups took part. Settings come as a JSON object in argv[1].
+CLOCK_MONOTONIC, whether it was committed, and how many groups took part. Settings come as a JSON object in argv[1]. With `steps` it ends
+after so many, with a line that has the hash of the parameters, and draws samples by (step, participating rank).
 """
 
+import hashlib
 import json
 import logging
 import os
@@ -38,7 +40,7 @@ def main() -> None:
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     manager = Manager(
         pg=pg,
-        min_replica_size=2,
+        min_replica_size=settings.get("min_replicas", 2),
         replica_id=f"g_{group}",
         rank=0,
         world_size=1,
@@ -53,7 +55,7 @@ def main() -> None:
         heartbeat_interval=timedelta(milliseconds=settings["hb_interval_ms"]),
         use_async_quorum=True,
         init_sync=True,
-        world_size_mode=WorldSizeMode.DYNAMIC,
+        world_size_mode=WorldSizeMode[settings.get("mode", "DYNAMIC")],
     )
     opt = Optimizer(manager, inner)
     params = list(model.parameters())
@@ -69,10 +71,15 @@ def main() -> None:
         time.sleep(0.3)
     stepped: list[int] = []
     inner.register_step_post_hook(lambda *_: stepped.append(1))  # the step number also jumps when a group heals
-    while True:
+    steps = settings.get("steps")
+    while not steps or manager.current_step() < steps:
         stepped.clear()
         opt.zero_grad()
-        draw = torch.Generator().manual_seed(manager.current_step() * 1000 + group)
+        part = group
+        if steps:
+            manager.wait_quorum()
+            part = manager.participating_rank() or 0
+        draw = torch.Generator().manual_seed(manager.current_step() * 1000 + part)
         x, y = torch.randn(BATCH, 512, generator=draw), torch.randn(BATCH, 64, generator=draw)
         ((model(x) - y) ** 2).mean().backward()
         torch.cat([p.grad.reshape(-1) for p in params], out=flat)
@@ -83,6 +90,11 @@ def main() -> None:
             at += p.numel()
         opt.step()
         note("step", len(stepped), manager.num_participants())
+    digest = hashlib.sha256()
+    for p in params:
+        digest.update(p.detach().numpy().tobytes())
+    note("hash", digest.hexdigest(), manager.current_step())
+    os._exit(0)
 
 
 if __name__ == "__main__":

@@ -175,12 +175,14 @@ class Elastic:
 
 
 class Step:
-    """A step that this rank computes its part of. `committed` says after the `with` block how it ended."""
+    """A step that this rank computes its part of. `committed` says after the `with` block how it ended; `healed`, whether
+    this rank has just received the state from another one.
+    """
 
     def __init__(self, job: Elastic, begun: _client.Begin) -> None:
         self._job, self._begun = job, begun
         self.number: int = begun.step
-        self.generation = begun.generation
+        self.generation, self.healed = begun.generation, begun.healed
         self.rank, self.world = begun.rank, begun.world
         self.closed = self.committed = False
         self._folded = begun.slots[0]
