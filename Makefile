@@ -146,6 +146,10 @@ bench-rivals: build ## measure gloo, torchft and torchrun beside it; makes its o
 bench-ckpt: build ## measure checkpoints beside PyTorch's DCP and torch-checkpointing (QUICK=1: a minute, no figures)
 	scripts/bench-ckpt.sh
 
+.PHONY: bench-torch
+bench-torch: ## measure training with PyTorch through kills beside torchft, torchrun, gloo and DDP (QUICK=1: small counts, no figures)
+	scripts/bench-torch.sh
+
 .PHONY: explore
 explore: ## visit every state of 3 members, 2 steps and 2 faults; EXPLOREFLAGS='-gib 24 -time 4h'; see docs/explorer.md
 	$(GO) run ./elastic/explore/explorer -levels $(EXPLOREFLAGS)

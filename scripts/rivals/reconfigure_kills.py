@@ -37,7 +37,7 @@ STARTED.set_forkserver_preload(["torch._dynamo"])  # which the first optimizer w
 
 def cut(port: int, told: Any) -> None:
     """Ends all connections of this process but those to the store, as soon as it is told to."""
-    told.wait()
+    told.recv()
     for fd in os.listdir("/proc/self/fd"):
         try:
             s = socket.socket(fileno=os.dup(int(fd)))
@@ -69,7 +69,8 @@ def train(rank: int, port: int, folder: str, told: Any) -> None:
     form()
     model = nn.Sequential(nn.Linear(512, 1024), nn.ReLU(), nn.Linear(1024, 480), nn.ReLU(), nn.Linear(480, 64))
     params = list(model.parameters())
-    threading.Thread(target=cut, args=(port, told), daemon=True).start()
+    cutter = threading.Thread(target=cut, args=(port, told), daemon=True)
+    cutter.start()
     opt = torch.optim.SGD(params, lr=0.01, momentum=0.9)
     flat = torch.empty(sum(p.numel() for p in params))
     log = os.open(f"{folder}/{rank}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -83,6 +84,7 @@ def train(rank: int, port: int, folder: str, told: Any) -> None:
         except RuntimeError:
             if generation > 1:
                 raise
+            cutter.join(20)  # or it would cut the new connections
             world.remove(int(store.get("victim")))
             form()
             continue
@@ -103,8 +105,8 @@ def rows(folder: str, rank: int) -> list[list[str]]:
 def trial(rng: random.Random) -> tuple[list[float], int, list[float]]:
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
         store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-        told = STARTED.Event()
-        processes = [STARTED.Process(target=train, args=(r, store.port, folder, told)) for r in range(RANKS)]
+        oracle = [STARTED.Pipe(duplex=False) for _ in range(RANKS)]
+        processes = [STARTED.Process(target=train, args=(r, store.port, folder, oracle[r][0])) for r in range(RANKS)]
         for p in processes:
             p.start()
         try:
@@ -118,9 +120,11 @@ def trial(rng: random.Random) -> tuple[list[float], int, list[float]]:
             store.set("victim", str(victim))
             killed = time.monotonic()
             os.kill(processes[victim].pid, signal.SIGKILL)
-            told.set()
+            for r in range(RANKS):
+                if r != victim:
+                    oracle[r][1].send("cut")
             for p in processes:
-                p.join(30)
+                p.join(max(0.0, killed + 30 - time.monotonic()))
         finally:
             for p in processes:
                 p.kill()

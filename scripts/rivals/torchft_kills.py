@@ -76,7 +76,7 @@ class Job:
             time.sleep(0.02)
 
     def heals(self, group: int) -> int:
-        return open(f"{self.folder}/{group}.out").read().count("healing is required")
+        return sum(line.startswith("heal ") for line in open(self.log(group)))
 
     def quiet(self, since: float) -> list[float]:
         out: list[float] = []

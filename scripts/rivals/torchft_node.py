@@ -2,7 +2,7 @@
 """One torchft replica group of one rank (gloo, CPU), started by torchft_kills.py and torchft_bits.py; not of use by itself.
 
 Trains an MLP of 1.05M parameters with the all-reduce of its flat gradient, and appends a line to a log for each step:
-CLOCK_MONOTONIC, whether it was committed, and how many groups took part. Settings come as a JSON object in argv[1]. With `steps` it ends
+CLOCK_MONOTONIC, whether it was committed, and how many groups took part; `heal` says that it received the state. Settings come as a JSON object in argv[1]. With `steps` it ends
 after so many, with a line that has the hash of the parameters, and draws samples by (step, participating rank).
 """
 
@@ -36,6 +36,12 @@ def main() -> None:
 
     model = nn.Sequential(nn.Linear(512, 1024), nn.ReLU(), nn.Linear(1024, 480), nn.ReLU(), nn.Linear(480, 64))
     inner = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+
+    def load(state: dict) -> None:
+        model.load_state_dict(state["m"])
+        inner.load_state_dict(state["o"])
+        note("heal")
+
     pg = ProcessGroupGloo(timeout=timedelta(seconds=settings["timeout"]))
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     manager = Manager(
@@ -47,7 +53,7 @@ def main() -> None:
         store_addr="127.0.0.1",
         store_port=store.port,
         lighthouse_addr=settings["lighthouse"],
-        load_state_dict=lambda s: (model.load_state_dict(s["m"]), inner.load_state_dict(s["o"])),
+        load_state_dict=load,
         state_dict=lambda: {"m": model.state_dict(), "o": inner.state_dict()},
         timeout=timedelta(seconds=settings["timeout"]),
         quorum_timeout=timedelta(seconds=settings["quorum_timeout"]),

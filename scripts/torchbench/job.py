@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import random
@@ -150,6 +151,10 @@ class Job:
         self.process.kill()
         self.process.wait()
         self.output.close()
+        # Who was killed leaves shared memory behind; its name has the folder's hash (node/paths.go).
+        place = hashlib.sha256(str(self.dir).encode()).hexdigest()[:12]
+        for path in Path("/dev/shm").glob(f"phalanx.{place}.*"):
+            path.unlink(missing_ok=True)
 
 
 @contextmanager
