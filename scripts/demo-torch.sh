@@ -7,4 +7,4 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 python=${PYTHON:-$(scripts/torch-env.sh "${TORCH:-2.15}")}
 export PYTHONPATH=$PWD/python/src${PYTHONPATH:+:$PYTHONPATH} CUDA_VISIBLE_DEVICES='' OMP_NUM_THREADS=1
-exec "${GO:-go}" run ./scripts/demo -bin bin -torch "$python" -steps "${STEPS:-800}" "$@"
+exec "${GO:-go}" run ./scripts/demo -bin bin -torch "$python" -steps "${STEPS:-600}" "$@"

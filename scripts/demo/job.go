@@ -21,7 +21,7 @@ func start(ctx context.Context, p plan, dir string, floor time.Duration, flags .
 	command := []string{filepath.Join(p.bin, "phalanx-lm"), "--steps", strconv.Itoa(p.steps), "--step-floor", floor.String()}
 	if p.torch != "" { // its steps take long enough by themselves
 		command = []string{p.torch, filepath.Join("python", "examples", "train_ddp.py"), "--steps", strconv.Itoa(p.steps)}
-		flags = append(flags, "--warm")
+		flags = append(flags, "--warm=2")
 	}
 	patience := time.Duration(0)
 	if p.torch != "" {

@@ -22,7 +22,7 @@ import (
 const ranks = 4
 
 // limit is for the whole demo; what takes longer has failed. Python needs seconds for each start.
-const limit, limitTorch = 150 * time.Second, 400 * time.Second
+const limit, limitTorch = 150 * time.Second, 600 * time.Second
 
 // plan is what is trained.
 type plan struct {
