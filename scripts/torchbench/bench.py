@@ -104,18 +104,21 @@ class Bench:
         n = ["--nproc", str(RANKS)]
         with job(self.phalanx, BIT_STEPS, 12, *n) as j:
             told["undisturbed"] = j.digest()
+        print("   undisturbed", flush=True)
         with job(self.phalanx, BIT_STEPS, 12, *n) as j, j.paused():
             for at in (10, 30):
                 j.reach(at)
                 strike(j, self.rng, RANKS)
             j.unpause()
             told["two trainers killed"] = j.digest()
+        print("   trainers killed", flush=True)
         with job(self.phalanx, BIT_STEPS, 12, "--nproc", str(RANKS - 1), "--spares", "1") as j, j.paused():
             j.whole(RANKS - 1)
             os.kill(j.spare(), signal.SIGKILL)
             j.reach(20)
             j.unpause()
             told[f"{RANKS - 1} ranks, their spare killed"] = j.digest()
+        print("   a spare killed", flush=True)
         with job(self.phalanx, BIT_STEPS, 12, *n) as j, j.paused():
             for want in (3, 2, 4):
                 j.whole(RANKS if want == 3 else want + 1 if want == 2 else 2)
