@@ -130,7 +130,7 @@ class Job:
 
         def check() -> int | None:
             s = self.status()
-            return next((m["trainer_pid"] for m in s.get("members") or [] if m["member"] not in s["world"] and m.get("trainer_pid") and m["state"] == "ready"), None)
+            return next((m["trainer_pid"] for m in s.get("members") or [] if m["member"] not in s["world"] and m.get("trainer_pid")), None)
 
         return self.until("a spare", check, 0.1)
 
