@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # Measures training with PyTorch through failures beside torchft, torchrun and gloo on this machine, and writes
-# docs/benchmarks/torch.md and torch.json. It takes about ten minutes and wants the machine for itself. QUICK=1 shows that everything
+# docs/benchmarks/torch.md and torch.json. It takes about fifteen minutes and wants the machine for itself. QUICK=1 shows that everything
 # works and writes elsewhere. Arguments are those of scripts/torchbench/bench.py, such as `--only warm,steps`. The first run makes a Python
 # environment with the others, see rivals-python.sh.
 set -euo pipefail

@@ -51,9 +51,7 @@ class Job:
 
     def status(self, *flags: str) -> dict[str, Any]:
         """The job's status, empty while nobody answers."""
-        done = subprocess.run(
-            [self.phalanx, "status", "--json", *flags, "--dir", str(self.dir)], capture_output=True, text=True, timeout=PATIENCE
-        )
+        done = subprocess.run([self.phalanx, "status", "--json", *flags, "--dir", str(self.dir)], capture_output=True, text=True, timeout=PATIENCE)
         try:
             out = json.loads(done.stdout)
         except ValueError:
