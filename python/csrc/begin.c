@@ -170,9 +170,15 @@ int phx_begin(phx_client *c) {
 	pthread_mutex_unlock(&c->state_lock);
 	if (r == AGAIN)
 		return PHX_PENDING;
-	if (r != PHX_PENDING && r != PHX_COORDINATE)
+	if (r != PHX_PENDING && r != PHX_COORDINATE && r != PHX_APPLY) /* a commit that came just now is applied inside of begin */
 		c->look = LOOK_NONE;
 	return r;
+}
+
+int phx_healed(phx_client *c) {
+	bool news = c->heal_news;
+	c->heal_news = false;
+	return news;
 }
 
 const phx_begun_t *phx_begun(const phx_client *c) { return &c->begun; }

@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <time.h>
 #include <unistd.h>
 
 int phx_abi(void) { return PHX_ABI; }
@@ -184,7 +185,34 @@ int phx_attach_alone(phx_client *c) {
 	return 0;
 }
 
+/* wait_enter says that a thread is about to use what phx_close unmaps. false: it is closed. */
+bool wait_enter(phx_client *c) {
+	__atomic_add_fetch(&c->waiters, 1, __ATOMIC_SEQ_CST);
+	if (__atomic_load_n(&c->closing, __ATOMIC_SEQ_CST) == 0)
+		return true;
+	wait_leave(c);
+	return false;
+}
+
+void wait_leave(phx_client *c) { __atomic_sub_fetch(&c->waiters, 1, __ATOMIC_SEQ_CST); }
+
+/* see_out ends the waits of other threads. false: one is still there after CLOSE_GRACE_NS. */
+static bool see_out(phx_client *c) {
+	const struct timespec pause = {0, 200000};
+	int64_t deadline = monotonic_ns() + CLOSE_GRACE_NS;
+	__atomic_store_n(&c->closing, 1, __ATOMIC_SEQ_CST);
+	while (__atomic_load_n(&c->waiters, __ATOMIC_SEQ_CST) != 0) {
+		if (monotonic_ns() >= deadline)
+			return false;
+		bell_ring(c->own);
+		nanosleep(&pause, NULL);
+	}
+	return true;
+}
+
 void phx_close(phx_client *c) {
+	if (c->words != NULL && !see_out(c))
+		return; /* its memory stays: better than to take it from under a thread */
 	if (c->words != NULL) {
 		abort_staging(c);
 		if (c->populating) {
@@ -356,10 +384,12 @@ static int look(phx_client *c) {
 	}
 }
 
-int phx_wait(phx_client *c, int64_t timeout_ns) {
+static int wait_for(phx_client *c, int64_t timeout_ns) {
 	int64_t deadline = monotonic_ns() + timeout_ns;
 	for (;;) {
 		uint32_t seen = bell_count(c->own);
+		if (__atomic_load_n(&c->closing, __ATOMIC_SEQ_CST))
+			return PHX_E_ILLEGAL;
 		pthread_mutex_lock(&c->state_lock);
 		serve(c);
 		int r = look(c);
@@ -383,4 +413,12 @@ int phx_wait(phx_client *c, int64_t timeout_ns) {
 		case BELL_RUNG: break;
 		}
 	}
+}
+
+int phx_wait(phx_client *c, int64_t timeout_ns) {
+	if (!wait_enter(c))
+		return PHX_E_ILLEGAL;
+	int r = wait_for(c, timeout_ns);
+	wait_leave(c);
+	return r;
 }

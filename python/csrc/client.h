@@ -52,6 +52,7 @@ enum { AGAIN = 100 }; /* of a look: something was done that may allow more */
 enum { max_stack = 64, notes_bytes = 4096, any_coordinate = -1, ended_places = 4096 };
 
 #define ORPHAN_AFTER_NS (60ll * 1000000000)
+#define CLOSE_GRACE_NS (5ll * 1000000000)
 #define FINISH_GRACE_NS (10ll * 1000000000)
 #define REVOKE_GRACE_NS (5ll * 1000000000)
 #define GROUP_WORLD (~(uint64_t)0)
@@ -120,6 +121,8 @@ struct phx_client {
 	int64_t newer_since; /* when its generation was seen to be over, 0: not yet */
 	int64_t counts;      /* of phx_reduce_counts; -1: the gradient */
 
+	int waiters, closing; /* atomic: threads in phx_wait and phx_wait_any, which phx_close sees out */
+
 	int64_t staged_since; /* of phx_finish */
 	int64_t t_begun, t_reduce, t_reduced, t_digested;
 	int64_t daemon_seen, daemon_checked, orphan_after;
@@ -158,6 +161,8 @@ void write_gradient(phx_client *c, label g);
 seat read_seat(const phx_client *c);
 int check_daemon(phx_client *c);
 int must_have_begun(phx_client *c, const char *call);
+bool wait_enter(phx_client *c);
+void wait_leave(phx_client *c);
 static inline bool within(int64_t offset, int64_t length, int64_t size) {
 	return offset >= 0 && length >= 0 && offset <= size && length <= size - offset;
 }

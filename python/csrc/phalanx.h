@@ -135,13 +135,15 @@ PHX_API int phx_attach(phx_client *c, const char *page, const char *bells, const
 PHX_API int phx_attach_alone(phx_client *c);
 /* phx_start_pulse lets the daemon see the end of this process before its memory is unmapped. It starts a thread that sleeps. */
 PHX_API int phx_start_pulse(phx_client *c);
-/* phx_close ends the library's threads and unmaps everything; c is gone. */
+/* phx_close ends the waits of other threads (PHX_E_ILLEGAL) and the library's threads, and unmaps everything; c is gone. */
 PHX_API void phx_close(phx_client *c);
 /* phx_set_orphan_after changes how long a wait lasts without a living daemon, a minute otherwise. For tests. */
 PHX_API void phx_set_orphan_after(phx_client *c, int64_t ns);
 
 PHX_API int phx_begin(phx_client *c);
 PHX_API const phx_begun_t *phx_begun(const phx_client *c);
+/* phx_healed reports, once, whether the state was replaced and no begun step has said so: after PHX_DONE, for who reads the state. */
+PHX_API int phx_healed(phx_client *c);
 PHX_API int phx_wait(phx_client *c, int64_t timeout_ns);
 PHX_API uint64_t phx_step(const phx_client *c);       /* of PHX_APPLY */
 PHX_API int64_t phx_coordinate(const phx_client *c);  /* of PHX_COORDINATE */

@@ -99,10 +99,12 @@ int phx_done(phx_client *c, uint64_t sequence) {
 	return ring_done(c, sequence);
 }
 
-int phx_wait_any(phx_client *c, const uint64_t *sequences, int n, int64_t timeout_ns, int *which) {
+static int wait_any(phx_client *c, const uint64_t *sequences, int n, int64_t timeout_ns, int *which) {
 	int64_t deadline = monotonic_ns() + timeout_ns;
 	for (;;) {
 		uint32_t seen = bell_count(c->own);
+		if (__atomic_load_n(&c->closing, __ATOMIC_SEQ_CST))
+			return PHX_E_ILLEGAL;
 		for (int i = 0; i < n; i++) {
 			int r = phx_done(c, sequences[i]);
 			if (r != PHX_PENDING) {
@@ -128,6 +130,14 @@ int phx_wait_any(phx_client *c, const uint64_t *sequences, int n, int64_t timeou
 		case BELL_RUNG: break;
 		}
 	}
+}
+
+int phx_wait_any(phx_client *c, const uint64_t *sequences, int n, int64_t timeout_ns, int *which) {
+	if (!wait_enter(c))
+		return PHX_E_ILLEGAL;
+	int r = wait_any(c, sequences, n, timeout_ns, which);
+	wait_leave(c);
+	return r;
 }
 
 int phx_seat(const phx_client *c, phx_begun_t *out) {

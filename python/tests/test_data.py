@@ -151,3 +151,21 @@ def test_streams_of_random_numbers_differ_by_place() -> None:
     keys += [seeds.reading(s, a, b, c, d) for s in range(2) for a in range(3) for b in range(3) for c in range(2) for d in range(2)]
     keys += [seeds.applying(s, a) for s in range(2) for a in range(3)]
     assert len(set(keys)) == len(keys)
+
+
+def test_an_error_inside_of_a_batch_leaves_the_stream_where_it_was() -> None:
+    """A step whose generation has ended meanwhile is done again, also if reading has failed in it."""
+    left = [6]
+
+    def make(slot: int):
+        for i in range(12):
+            if left and i == left[0]:
+                left.clear()
+                raise OSError("planted")
+            yield torch.tensor(i)
+
+    s = Streams(make, 4)
+    assert next(s.slot(Place(1, 0, 1, 0, 1), 0)).tolist() == [0, 1, 2, 3]
+    with pytest.raises(OSError, match="planted"):
+        next(s.slot(Place(2, 0, 1, 0, 1), 0))
+    assert next(s.slot(Place(2, 0, 1, 0, 1), 0)).tolist() == [4, 5, 6, 7]

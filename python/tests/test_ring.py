@@ -4,8 +4,13 @@
 from __future__ import annotations
 
 import ctypes
+import http.server
 import os
 import signal
+import socketserver
+import subprocess
+import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -89,3 +94,54 @@ def test_groups_of_a_job_without_steps(folder: Path) -> None:
         for rank in range(4):
             assert f"rank {rank} of 4 is well" in j.output
         assert float(j.until_line(r"freed after ([\d.]+) s").group(1)) < 2
+
+
+def test_close_ends_the_waits_of_other_threads() -> None:
+    """As at the end of a process, where a thread may still wait: it must not end by a signal."""
+    script = """
+import ctypes, threading, time
+from phalanx import _native as native
+from phalanx.ring import Ring
+ring, library, ended = Ring.hello(1 << 20), native.library(), []
+handle, numbers, which = ring._client._handle, (ctypes.c_uint64 * 1)(), ctypes.c_int()
+def wait():
+    ended.append(library.waits.phx_wait_any(handle, numbers, 0, 30_000_000_000, ctypes.byref(which)))
+t = threading.Thread(target=wait)
+t.start()
+time.sleep(0.2)
+ring.close()
+t.join(5)
+assert ended == [native.E_ILLEGAL], ended
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, (done.returncode, done.stderr)
+
+
+def test_a_group_is_made_by_a_daemon_that_comes_back(folder: Path, ring: Ring) -> None:
+    ring._socket = str(folder / "daemon")
+    with pytest.raises(phalanx.Error, match="does not answer"):
+        ring.make_group(FIRST_GROUP, [0], timeout=0.2)
+
+    class Answers(http.server.BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b"{}")
+
+        def address_string(self) -> str:
+            return "trainer"
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    def come_back() -> None:
+        with socketserver.UnixStreamServer(ring._socket, Answers) as server:
+            server.timeout = 30
+            server.handle_request()
+
+    timer = threading.Timer(0.5, come_back)
+    timer.start()
+    ring.make_group(FIRST_GROUP, [0], timeout=30)
+    timer.join(30)
+    ring.close()

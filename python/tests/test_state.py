@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from phalanx.torch.gradients import Averaged
+from phalanx.torch.gradients import Averaged, Layout
 from phalanx.torch.state import EXTRA, Registered, StateError
 
 OPTIMIZERS = {
@@ -162,3 +162,106 @@ def test_a_buffer_that_forward_changes_is_refused() -> None:
     model(torch.zeros(1))
     with pytest.raises(StateError, match="buffer calls is changed"):
         averaged.end_slot()
+
+
+def test_a_buffer_that_forward_replaces_is_refused() -> None:
+    class Following(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("mean", torch.zeros(1))
+            self.register_buffer("cache", torch.zeros(1), persistent=False)
+
+        def forward(self, x):
+            self.cache = x.detach()
+            if x.sum() > 0:
+                self.mean = 0.9 * self.mean + 0.1 * x.detach()
+            return x
+
+    model = Following()
+    averaged = Averaged(model)
+    model(torch.zeros(1))
+    averaged.end_slot()
+    model(torch.ones(1))
+    with pytest.raises(StateError, match="buffer mean was replaced"):
+        averaged.end_slot()
+
+
+def test_a_healed_buffer_is_none_that_forward_changed() -> None:
+    def make():
+        torch.manual_seed(1)
+        model = torch.nn.Linear(3, 3)
+        model.register_buffer("mask", torch.rand(4, 3).t())  # not contiguous: kept by a copy
+        averaged = Averaged(model)
+        return model, averaged, Registered(model, torch.optim.SGD(model.parameters(), lr=0.1), {}, 0, averaged.values)
+
+    (_, _, source), (model, averaged, target) = make(), make()
+    hand_over(source, target)
+    averaged.restored()
+    averaged.end_slot()
+    model.mask.add_(1)
+    with pytest.raises(StateError, match="buffer mask is changed"):
+        averaged.end_slot()
+
+
+def test_a_model_or_optimizer_that_becomes_another_is_refused() -> None:
+    def make():
+        model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 3))
+        optimizer = torch.optim.SGD(model[0].parameters(), lr=0.1)
+        state = Registered(model, optimizer, {}, 0, {})
+        state.check()
+        return model, optimizer, state
+
+    model, optimizer, state = make()
+    optimizer.add_param_group({"params": list(model[1].parameters())})
+    with pytest.raises(StateError, match="were added to the optimizer"):
+        state.check()
+    model, optimizer, state = make()
+    model.to(torch.float64).to(torch.float32)
+    with pytest.raises(StateError, match="0.weight has moved"):
+        state.check()
+    model, optimizer, state = make()
+    optimizer.state[model[0].weight]["slow"] = torch.zeros(3)
+    with pytest.raises(StateError, match="begun to keep slow"):
+        state.check()
+
+
+class _Counting(torch.optim.Optimizer):
+    """Counts in a number instead of a tensor."""
+
+    def __init__(self, parameters) -> None:
+        super().__init__(parameters, {"lr": 0.1})
+
+    @torch.no_grad()
+    def step(self, closure=None) -> None:
+        for p in self.param_groups[0]["params"]:
+            state = self.state[p]
+            state["step"] = state.get("step", 0) + 1
+            p.sub_(p.grad, alpha=0.1 / state["step"])
+
+
+def test_going_back_to_the_start_forgets_numbers_too() -> None:
+    def make():
+        model = torch.nn.Linear(3, 3)
+        optimizer = _Counting(model.parameters())
+        return model, optimizer, Registered(model, optimizer, {}, 0, {})
+
+    (_, _, source), (model, optimizer, target) = make(), make()
+    model(torch.ones(3)).sum().backward()
+    optimizer.step()
+    target.stepped()
+    hand_over(source, target)
+    assert not optimizer.state, optimizer.state
+
+
+def test_a_parameter_that_begins_to_train_later_is_refused() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 3))
+    layout = Layout(list(model[1].parameters()), [], list(model[0].parameters()))
+    row = torch.zeros(layout.elements)
+    model.requires_grad_(True)
+    model[0].requires_grad_(False)
+    model(torch.ones(3)).sum().backward()
+    layout.collect(row.data_ptr())
+    model[0].requires_grad_(True)
+    model(torch.ones(3)).sum().backward()
+    with pytest.raises(StateError, match="did not require gradients"):
+        layout.collect(row.data_ptr())

@@ -141,6 +141,7 @@ _CALLS: dict[str, tuple[list[object], object, bool]] = {
     "phx_begin": ([_CLIENT], c_int, False),
     "phx_begun": ([_CLIENT], POINTER(Begun), False),
     "phx_wait": ([_CLIENT, c_int64], c_int, True),
+    "phx_healed": ([_CLIENT], c_int, False),
     "phx_step": ([_CLIENT], c_uint64, False),
     "phx_coordinate": ([_CLIENT], c_int64, False),
     "phx_coordinate_taken": ([_CLIENT], c_int, False),

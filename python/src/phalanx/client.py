@@ -370,6 +370,12 @@ class Client:
         r = self._library.posts.phx_vote(self._live(), ok, native.pair(value), times)
         return self._drive(r, native.APPLY, native.REPEAT) == native.APPLY
 
+    def healed(self) -> bool:
+        """Whether the registered state was replaced and no begin has said so: after Done, for who
+        goes on with what derives from it. Asked again it says no.
+        """
+        return bool(self._library.posts.phx_healed(self._live()))
+
     def superseded(self) -> bool:
         """Whether the begun step is over because the world has changed: what failed in it was no
         failure, call begin.
@@ -482,6 +488,8 @@ class Client:
         self._check(self._library.posts.phx_applied(self._handle))
 
     def _error(self) -> str:
+        if self._handle is None:
+            return "the client was closed by another thread"
         return str(self._library.posts.phx_error(self._handle).decode(errors="replace"))
 
     def _check(self, r: int) -> None:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from . import _native as native
 from . import _page as page
-from .errors import CollectiveFailed, Error, Illegal, Orphaned, Revoked
+from .errors import CollectiveFailed, Error, Illegal, Orphaned, Refused, Revoked
 from .hello import ask_until, say_hello, socket_path, trainer_words
 
 WORLD = (1 << 64) - 1
@@ -122,7 +122,7 @@ class Ring:
         group: int,
         ranks: Sequence[int],
         generation: tuple[int, int] | None = None,
-        timeout: float = 10.0,
+        timeout: float = 30.0,
     ) -> None:
         """Makes a group of ranks known, before the first descriptor that names it; with the same
         ranks it may be repeated.
@@ -136,7 +136,19 @@ class Ring:
         if generation is not None:
             epoch, number = generation
             body["generation"] = f"{epoch}.{number}" if epoch else number
-        ask_until(self._socket, "POST", "/v1/group", body, timeout)
+        deadline = time.monotonic() + timeout
+        while True:
+            try:
+                left = max(0.1, deadline - time.monotonic())
+                ask_until(self._socket, "POST", "/v1/group", body, left)
+                return
+            except Refused:
+                raise
+            except Error:
+                # Its daemon may be on its way back beside this process. Asking twice does no harm.
+                if time.monotonic() >= deadline:
+                    raise
+            time.sleep(0.02)
 
     def post(
         self,

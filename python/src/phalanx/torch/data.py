@@ -216,7 +216,8 @@ class Streams:
         if self.per_slot % place.parts:
             raise ValueError(f"the {self.per_slot} items of a slot do not divide among {place.parts} ranks of a group")
         want = (place.step - 1) * self.per_slot
-        taken, source, items = self._open.get(slot, (-1, None, None))
+        # Taken out until the batch is whole: an error in the middle of it leaves the stream at no known place.
+        taken, source, items = self._open.pop(slot, (-1, None, None))
         if taken != want:
             taken, source, items = self._seek(slot, want)
         if hasattr(source, "state_dict"):

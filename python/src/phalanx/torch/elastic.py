@@ -80,6 +80,7 @@ class Elastic:
     ) -> None:
         if isinstance(model, torch.nn.parallel.DistributedDataParallel):
             model.require_backward_grad_sync = False  # as inside its no_sync(): the loop reduces
+            model.require_forward_param_sync = False  # nor does its first forward broadcast buffers
             model = model.module
         self.model = model
         self.optimizer, self.seed, self.steps = optimizer, seed, steps
@@ -96,7 +97,8 @@ class Elastic:
         self._averaged = Averaged(self.model)
         self._state = Registered(self.model, optimizer, kept, extra_bytes, self._averaged.values)
         trained = [p for p in self.model.parameters() if p.requires_grad]
-        self._layout = Layout(trained, self._averaged.floats)
+        frozen = [p for p in self.model.parameters() if not p.requires_grad]
+        self._layout = Layout(trained, self._averaged.floats, frozen)
         self._row = 0  # address of the reduced gradient that was voted for
         self._step: Step | None = None
         self._begun: _client.Begin | None = None
@@ -131,17 +133,19 @@ class Elastic:
             try:
                 begun = self.client.begin()
             except errors.Done:
+                if self.client.healed():  # to the last step: what follows the loop reads the model
+                    self._replaced()
                 try:
                     self.client.finish()
                     return
                 except errors.Repeat:
                     continue
-            except errors.Preempted as e:
-                raise SystemExit(75) from e
+            except (errors.Preempted, errors.Orphaned) as e:
+                raise SystemExit(errors.EXIT_PREEMPTED) from e
             self._begun = begun
             if begun.healed:
-                self._state.replaced()
-                self._averaged.begin_slot()
+                self._replaced()
+            self._state.check()
             try:
                 self._shards.begin(begun)
             except errors.Revoked:
@@ -152,6 +156,10 @@ class Elastic:
     def digest(self) -> str:
         """The digest of model and optimizer as hexadecimal digits: equal for equal bits."""
         return str(self.client.state_digest())
+
+    def _replaced(self) -> None:
+        self._state.replaced()
+        self._averaged.restored()
 
     # -- what the client calls
 
@@ -260,10 +268,13 @@ class Step:
             try:
                 self._finish()
                 return False
+            except errors.Orphaned as e:
+                raise SystemExit(errors.EXIT_PREEMPTED) from e
             except Exception as e:
-                error = e
                 if not self._void(e):
                     raise
+        elif isinstance(error, errors.Orphaned):
+            raise SystemExit(errors.EXIT_PREEMPTED) from error
         elif not self._void(error):
             return False
         job._averaged.begin_slot()

@@ -232,6 +232,8 @@ class Watch:
             r = flight._library.waits.phx_wait_any(
                 handle, self._numbers, len(self._numbers), SLICE_NS, byref(which)
             )
+            if flight.ring._client._handle is None:
+                return  # closed meanwhile
             if r in (native.TIMEOUT, native.INTERRUPTED):
                 self._expire()
                 continue

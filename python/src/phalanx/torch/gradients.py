@@ -25,8 +25,10 @@ def memory(address: int, elements: int) -> torch.Tensor:
 class Layout:
     """Where gradients and averaged buffers lie in the row."""
 
-    def __init__(self, parameters: list[torch.nn.Parameter], buffers: list[torch.Tensor]) -> None:
-        self.parameters, self.buffers = parameters, buffers
+    def __init__(
+        self, parameters: list[torch.nn.Parameter], buffers: list[torch.Tensor], frozen: list[torch.nn.Parameter] | None = None
+    ) -> None:
+        self.parameters, self.buffers, self._frozen = parameters, buffers, frozen or []
         self.ranges: list[tuple[int, int]] = []  # of each parameter: first element, elements
         end = 0
         for p in parameters:
@@ -61,6 +63,11 @@ class Layout:
     @torch.no_grad()
     def collect(self, address: int) -> None:
         """Copies the parameters' gradients and the averaged buffers into the zeroed row at an address."""
+        if any(p.grad is not None for p in self._frozen):
+            raise StateError(
+                "a parameter that did not require gradients when Elastic was made has one: it is not reduced, and replicas would "
+                "drift apart. Let it require gradients before, and give it a learning rate of 0 while it is to stay"
+            )
         _, gradients, buffers = self.views(address)
         to, source = [], []
         for p, view in zip(self.parameters, gradients, strict=True):
@@ -107,9 +114,12 @@ class Averaged:
         floats: list[torch.Tensor] = []
         integers: list[torch.Tensor] = []
         self._watched: list[list] = []
+        self._homes: list[tuple[torch.nn.Module, str, str, torch.Tensor]] = []
         for prefix, module in model.named_modules():
             running = getattr(module, "track_running_stats", False)
             for name, buffer in module.named_buffers(recurse=False):
+                if name not in module._non_persistent_buffers_set:  # caches are made anew at will
+                    self._homes.append((module, name, ".".join(filter(None, (prefix, name))), buffer))
                 if running:
                     (floats if buffer.is_floating_point() else integers).append(buffer)
                 else:
@@ -128,9 +138,22 @@ class Averaged:
         if self._all:
             torch._foreach_copy_(self._all, self._kept)
 
+    def restored(self) -> None:
+        """The state was replaced, and the buffers that are kept by a copy with it."""
+        self.begin_slot()
+        for watched in self._watched:
+            watched[2] = watched[1]._version
+
     @torch.no_grad()
     def end_slot(self) -> None:
         """Checks that forward changed no other buffer."""
+        for module, name, full, buffer in self._homes:
+            if module._buffers.get(name) is not buffer:
+                module._buffers[name] = buffer
+                raise StateError(
+                    f"buffer {full} was replaced by another tensor, and what is kept and healed is the first one; "
+                    "replicas would drift apart. Keep such values out of the model"
+                )
         if self._integers:
             torch._foreach_copy_(self._after, self._integers)
         for watched in self._watched:

@@ -29,6 +29,12 @@ class Shards:
             raise StateError("the model is sharded: call phalanx.torch.shard_mesh(G) before, and give Elastic the same group_size")
         if group_size > 1 and world.group_size() != group_size:
             raise StateError(f"group_size is {group_size}, shard_mesh was called with {world.group_size()}")
+        for name, p in model.named_parameters() if group_size > 1 else ():
+            if p.requires_grad and not hasattr(p, "_local_tensor"):
+                raise StateError(
+                    f"{name} is not sharded: nobody sums its gradient over the {group_size} ranks of a group, and they would drift "
+                    "apart. Shard the whole model: fully_shard(model, mesh=phalanx.torch.shard_mesh(G))"
+                )
         self.group_size = group_size
         #: This rank's coordinate, fixed before the model was sharded; None where each rank has the whole model.
         self.coordinate: int | None = world.coordinate() if group_size > 1 else None

@@ -97,12 +97,36 @@ class Registered:
         for name, tensor in model.named_buffers():
             if name in persistent:
                 self._add(f"model.{name}", stand_ins.get(id(tensor), tensor))
+        self._places = [(local(p), n) for n, p in self.named.items()]
         self._register_optimizer()
+        self._groups = [len(g["params"]) for g in optimizer.param_groups]
         first = codec.encode(self._values())
         size = max(extra_bytes, 4 * (len(first) + codec.LENGTH))
         self.extra = torch.zeros((size + 4095) // 4096 * 4096, dtype=torch.uint8)
         self.entries.append(Entry(EXTRA, self.extra, None))
         self.stepped()
+
+    def check(self) -> None:
+        """Refuses a model or an optimizer that has become another one since it was registered."""
+        if [len(g["params"]) for g in self.optimizer.param_groups] != self._groups:
+            raise StateError(
+                "parameters were added to the optimizer after Elastic was made; what it keeps for them is not part of the state. "
+                "Give it all groups before, with a learning rate of 0 for those that are to wait"
+            )
+        if sum(map(len, self.optimizer.state.values())) > len(self._slots) + len(self._plain):
+            known = {(s.name, s.key) for s in self._slots} | set(self._plain)
+            late = sorted({k for p, s in self.optimizer.state.items() for k in s if (self._names.get(id(p)), k) not in known})
+            raise StateError(
+                f"the optimizer has begun to keep {', '.join(map(str, late))}, which its first step does not make; it is not part of "
+                "the state. Let it make all it keeps in its first step"
+            )
+        for kept, name in self._places:
+            p = self.named[name]
+            if getattr(p, "_local_tensor", p).data_ptr() != kept.data_ptr():
+                raise StateError(
+                    f"{name} has moved to other memory after Elastic was made (to(), half(), an assignment to .data), and what is "
+                    "kept and healed is the first one. Do it before"
+                )
 
     # -- what a step does to it
 
@@ -135,6 +159,8 @@ class Registered:
                 slot.seen = None
             elif slot.seen is None:
                 state[slot.key] = slot.seen = self._as_state(slot)
+        for name, key in self._plain:
+            self.optimizer.state[self.named[name]].pop(key, None)
         for name, key, value in kept["state"]:
             self.optimizer.state[self.named[name]][key] = value
         for tensor, mirror in self._mirrors:
