@@ -53,6 +53,10 @@ const (
 // another goroutine and back costs when all processors are busy.
 const inlineBytes = 2 << 20
 
+// groupPatience is how long a collective in a group that trainers made may make no progress. Their own timeouts, of minutes or hours,
+// end it before, and so does the end of a trainer; this is for trainers that neither wait nor end.
+const groupPatience = 7 * 24 * time.Hour
+
 // Daemon is the peer daemon of one member. One goroutine, the loop, owns everything that is not said to be shared.
 type Daemon struct {
 	cfg      Config
@@ -228,7 +232,7 @@ func (d *Daemon) open() (err error) {
 		return err
 	}
 	d.bell = d.bells.Bell(2 * d.cfg.Index)
-	d.engine = host.New(d.log, host.Options{Inline: inlineBytes})
+	d.engine = host.New(d.log, host.Options{Inline: inlineBytes, GroupTimeout: groupPatience})
 	if err := d.listen(dir); err != nil {
 		return err
 	}

@@ -33,6 +33,8 @@ type healing struct {
 	bytes  atomic.Int64
 	total  int64
 	begun  time.Time
+	// made says that a tensor of which nothing is written is as the trainer made it.
+	made bool
 }
 
 // sequenceBase is above every number that an earlier daemon on this page has used: they grow with the clock.
@@ -49,6 +51,10 @@ func (d *Daemon) startHealing(do elastic.Heal) {
 	}
 	ctx, cancel := context.WithCancel(d.ctx)
 	h := &healing{d: d, life: l, do: do, cancel: cancel, done: make(chan struct{}), free: make(chan int, wire.FillCount), begun: time.Now()}
+	h.made = l.asMade()
+	if do.Source.Kind != elastic.FromWarmStart {
+		l.changed = true
+	}
 	h.seq.Store(sequenceBase())
 	for i := range h.slots {
 		h.slots[i] = make(chan uint64, 1) // 1: one answer is waited for at a time
@@ -78,6 +84,12 @@ func (d *Daemon) startHealing(do elastic.Heal) {
 			}
 		})
 	})
+}
+
+// asMade reports whether the tensors of the trainer are those that it was started with, but for what a warm start has written.
+func (l *life) asMade() bool {
+	applied, _ := l.page.ReadApplied()
+	return !l.changed && (applied.TrainerStart != l.helloStart || applied.Step == 0)
 }
 
 // stopHealing ends the heal under way, if there is one.

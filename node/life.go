@@ -62,6 +62,7 @@ type life struct {
 	groups     []*madeGroup
 	aborts     [wire.AbortCount]uint64 // how often each T_ABORT was written when it was looked at
 	oneSlab    string                  // why it has one slab although two were asked for
+	changed    bool                    // the trainer's tensors may hold what others made: a heal from one of them was begun
 }
 
 // ownSlab is memory of a life for one whole state.
@@ -122,6 +123,8 @@ func adoptLife(paths Paths, index int, id phalanx.MemberID, wait time.Duration) 
 func (l *life) reopen(paths Paths, index int, identity wire.Identity) {
 	l.helloPID, l.helloStart = identity.TrainerPID, identity.TrainerStart
 	alive := l.helloPID > 0 && paths.system.Alive(l.helloPID, l.helloStart)
+	healing, _ := l.page.ReadHealing()
+	l.changed = healing.TrainerStart == l.helloStart && !healing.Generation.IsZero() // of what, the daemon before this one knew
 	l.posted = 0
 	for l.posted < l.page.RingHead() && l.page.Completion(l.posted+1) != wire.StatusNone {
 		l.posted++

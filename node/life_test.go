@@ -3,10 +3,15 @@
 package node
 
 import (
+	"context"
+	"encoding/binary"
 	"errors"
+	"log/slog"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -377,5 +382,57 @@ func TestADamagedSegmentKeepsThePromises(t *testing.T) {
 			t.Errorf("took over %s, sealed %s, died %v", d.life.who, d.life.machine.Sealed(), d.life.died)
 		}
 		unmap(t, d.life)
+	}
+}
+
+// Tensors that a warm start lacks stay as the trainer made them. One that has trained, or was given something by others, does not have
+// them any more.
+func TestAWarmStartWithoutAllTensorsIsForFreshTrainers(t *testing.T) {
+	p := NewPaths(t.TempDir(), t.TempDir())
+	l := begin(t, p, 0, incarnate("h", 0, 1))
+	if err := l.outfit(p, 0, hello()); err != nil {
+		t.Fatal(err)
+	}
+	l.identify(kernel{}, 0, false)
+	if !l.asMade() {
+		t.Error("a trainer that has just started is not as it was made")
+	}
+	l.page.WriteApplied(wire.Applied{Step: 5, TrainerStart: l.helloStart}) // not valid: a heal has begun
+	if l.asMade() {
+		t.Error("a trainer at step 5 is as it was made")
+	}
+	l.page.WriteApplied(wire.Applied{TrainerStart: l.helloStart})
+	l.page.WriteHealing(wire.Healing{On: true, Generation: phalanx.Generation{Epoch: 1, Number: 2}, TrainerStart: l.helloStart})
+	unmap(t, l)
+	l, err := adoptLife(p, 0, "h/0", 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unmap(t, l)
+	if l.asMade() {
+		t.Error("a trainer that the daemon before this one has healed is as it was made")
+	}
+
+	file := filepath.Join(t.TempDir(), "model.safetensors")
+	header := `{"w":{"dtype":"F32","shape":[8,4],"data_offsets":[0,128]}}`
+	data := append(binary.LittleEndian.AppendUint64(nil, uint64(len(header))), header...)
+	if err := os.WriteFile(file, append(data, make([]byte, 128)...), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	w := &elastic.WarmStart{Place: file, Partial: true}
+	v, items, err := OpenWarmStart(t.Context(), w)
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.layout = layout()
+	h := &healing{d: &Daemon{log: slog.New(slog.DiscardHandler)}, life: l, do: elastic.Heal{Label: phalanx.Label{Digest: warmDigest(w, v, items)}}}
+	if _, err := h.fromWarmStart(t.Context(), phalanx.World{}, w); err == nil || !strings.Contains(err.Error(), "as the trainer made them") {
+		t.Errorf("a trainer that is not as it was made: %v", err)
+	}
+	h.made = true
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel() // nobody takes the bytes
+	if _, err := h.fromWarmStart(ctx, phalanx.World{}, w); !errors.Is(err, context.Canceled) {
+		t.Errorf("a trainer that is as it was made: %v", err)
 	}
 }

@@ -108,6 +108,9 @@ func (h *healing) fromWarmStart(ctx context.Context, world phalanx.World, w *ela
 		return nil, fmt.Errorf("%s does not fit the trainer's state: %s", w.Place, inBrief(ckpt.LayoutDiff{Missing: diff.Missing, Changed: diff.Changed}))
 	}
 	if len(diff.Missing) > 0 {
+		if !h.made { // the member's next life has a trainer that has them
+			return nil, fmt.Errorf("%s lacks tensors that are to be as the trainer made them, and it has trained or healed since: %s", w.Place, inBrief(ckpt.LayoutDiff{Missing: diff.Missing}))
+		}
 		h.d.log.Warn("tensors that the checkpoint lacks stay as the trainer made them", "tensors", inBrief(ckpt.LayoutDiff{Missing: diff.Missing}))
 	}
 	return h.fill(ctx, plan)

@@ -270,7 +270,7 @@ func (c *courier) linkBroken(rank phalanx.Rank, err error) {
 
 func (c *courier) run() {
 	defer c.end()
-	timer := time.NewTimer(c.f.e.o.Timeout)
+	timer := time.NewTimer(c.f.e.o.GroupTimeout)
 	defer timer.Stop()
 	for {
 		select {
@@ -288,7 +288,7 @@ func (c *courier) run() {
 				continue
 			}
 		}
-		timer.Reset(c.f.e.o.Timeout)
+		timer.Reset(c.f.e.o.GroupTimeout)
 		select {
 		case <-c.wake:
 		case <-timer.C:
@@ -329,8 +329,8 @@ func (c *courier) look() (did bool) {
 		switch {
 		case err == nil && moved:
 			l.since = now
-		case err == nil && !finished && now.Sub(l.since) >= c.f.e.o.Timeout:
-			err = fmt.Errorf("waited %s for rank %d: %w", c.f.e.o.Timeout, l.op.Peer, ErrDeadline)
+		case err == nil && !finished && now.Sub(l.since) >= c.f.e.o.GroupTimeout:
+			err = fmt.Errorf("waited %s for rank %d: %w", c.f.e.o.GroupTimeout, l.op.Peer, ErrDeadline)
 		}
 		if !finished && err == nil {
 			open = append(open, l)

@@ -43,6 +43,9 @@ type Options struct {
 	// Timeout ends an operation without any progress, with ErrDeadline. It is the last resort below the deadlines of the
 	// step, which are measured and end an operation by Revoke. Default 10 minutes.
 	Timeout time.Duration
+	// GroupTimeout is the same for groups that trainers make: those have a clock of their own, which may be longer, and abort. Default
+	// Timeout.
+	GroupTimeout time.Duration
 	// DirectMax is the largest group that reduces all-to-all; larger ones use halving and doubling. It must be equal on
 	// all members (it is part of the signature). Default 16.
 	DirectMax int
@@ -73,6 +76,9 @@ type Engine struct {
 func New(log *slog.Logger, o Options) *Engine {
 	if o.Timeout <= 0 {
 		o.Timeout = 10 * time.Minute
+	}
+	if o.GroupTimeout <= 0 {
+		o.GroupTimeout = o.Timeout
 	}
 	if o.DirectMax <= 0 {
 		o.DirectMax = 16

@@ -92,7 +92,7 @@ func (w *worker) largeNext() bool {
 // pause returns to the caller of the moment, and goes on with the next one. The deadline is looked at here, after a look at
 // the others that found nothing: a daemon calls at every tick, and one that was stopped for long sees first what has come.
 func (w *worker) pause(since time.Time) error {
-	if time.Since(since) > w.f.e.o.Timeout {
+	if time.Since(since) > w.patience() {
 		return w.late()
 	}
 	if !w.yield(struct{}{}) || w.revoked() {

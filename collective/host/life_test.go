@@ -260,6 +260,27 @@ func TestDeadline(t *testing.T) {
 	wantErr(t, await(t, "alone", c.post(0, Op{Kind: Barrier})), ErrDeadline, "[1 2 3]")
 }
 
+// TestTrainersHaveTheirOwnClock: in a group that trainers made one waits for another longer than a step may.
+func TestTrainersHaveTheirOwnClock(t *testing.T) {
+	for _, hosts := range [][]int{{0, 0}, {0, 1}} {
+		for _, inline := range []int64{0, 1 << 20} {
+			c := groupsOf(t, hosts, 4096, Options{Inline: inline, Timeout: 20 * time.Millisecond, GroupTimeout: time.Hour})
+			c.made(t, 1, 0, 1)
+			barrier := c.post(0, Op{Seq: 1, ID: 1, Kind: Barrier})
+			message := c.post(0, Op{Seq: 2, ID: 1, Kind: Recv, DType: U8, Count: 16, Peer: 1})
+			for range 5 {
+				time.Sleep(20 * time.Millisecond)
+				c.engines[0].Wake() // as the daemon's tick does
+			}
+			wantErr(t, await(t, "barrier, late", c.post(1, Op{Seq: 1, ID: 1, Kind: Barrier})), nil)
+			wantErr(t, await(t, "send, late", c.post(1, Op{Seq: 2, ID: 1, Kind: Send, DType: U8, Count: 16, Peer: 0})), nil)
+			wantErr(t, await(t, "barrier", barrier), nil)
+			wantErr(t, await(t, "receive", message), nil)
+			c.close()
+		}
+	}
+}
+
 // TestLinkBreaks: the operation that needs a broken link fails and says which rank it led to.
 func TestLinkBreaks(t *testing.T) {
 	c := newCluster(t, layout{hosts: []int{0, 1}, deal: evenDeal(t, 2, 2), slots: 2, bytes: 1024})

@@ -362,10 +362,10 @@ func (w *worker) drive(step func() (state, error), missing func() []phalanx.Rank
 				err = w.pause(since)
 			} else {
 				if timer == nil {
-					timer = time.NewTimer(w.f.e.o.Timeout)
+					timer = time.NewTimer(w.patience())
 					defer timer.Stop()
 				} else {
-					timer.Reset(w.f.e.o.Timeout)
+					timer.Reset(w.patience())
 				}
 				err = w.sleep(timer)
 			}
@@ -392,8 +392,16 @@ func (w *worker) sleep(timer *time.Timer) error {
 	}
 }
 
+// patience is how long an operation may make no progress.
+func (w *worker) patience() time.Duration {
+	if w.id != 0 {
+		return w.f.e.o.GroupTimeout
+	}
+	return w.f.e.o.Timeout
+}
+
 func (w *worker) late() error {
-	return fmt.Errorf("waited %s for ranks %v: %w", w.f.e.o.Timeout, w.waiting.Load().Ranks, ErrDeadline)
+	return fmt.Errorf("waited %s for ranks %v: %w", w.patience(), w.waiting.Load().Ranks, ErrDeadline)
 }
 
 // peersFailed returns an error when a member gave up in this generation or its link broke.

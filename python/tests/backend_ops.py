@@ -276,6 +276,13 @@ def large(p: Pair) -> None:
     dist.all_to_all_single(back, out, group=p.ours)
     for r in range(p.n):
         assert torch.equal(back[r * n : (r + 1) * n], out[p.own * n : (p.own + 1) * n])
+    # Parts of different sizes, of which one alone fills the segment.
+    sizes = [n * (8 if (r + p.own) % 2 else 1) for r in range(p.n)]
+    given = torch.full((sum(sizes),), float(p.own))
+    taken = torch.empty(sum(sizes))
+    dist.all_to_all_single(taken, given, sizes, sizes, group=p.ours)
+    for r, got in enumerate(taken.split(sizes)):
+        assert torch.equal(got, torch.full_like(got, float(r))), r
     if p.n > 1 and p.own < 2:
         other = p.ranks[1 - p.own]
         got = torch.empty(n)

@@ -499,6 +499,8 @@ class Client:
         raise kind("the job's last step is applied" if r == native.DONE else self._error())
 
     def _say_notes(self) -> None:
+        if self._handle is None:
+            return
         out = ctypes.create_string_buffer(4096)
         n = self._library.posts.phx_notes(self._handle, out, len(out))
         for line in out.raw[:n].decode(errors="replace").splitlines():

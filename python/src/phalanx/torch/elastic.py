@@ -86,7 +86,7 @@ class Elastic:
         self.optimizer, self.seed, self.steps = optimizer, seed, steps
         self.scaler, self.clip_norm, self.weighted, self.on_commit = scaler, clip_norm, weighted, on_commit
         self.schedules = list(schedule) if isinstance(schedule, Sequence) else [schedule] if schedule else []
-        slots = slots or _default_slots(global_batch, group_size)
+        slots = slots or getattr(getattr(data, "sampler", None), "slots", None) or _default_slots(global_batch, group_size)
         self.loader = _loader(data, seed, global_batch, slots, drop_last, micro_batch, workers, collate)
         kept = {f"schedule{i}": s for i, s in enumerate(self.schedules)}
         if scaler is not None:
@@ -327,6 +327,14 @@ def _default_slots(global_batch: int, group_size: int) -> int:
 
 def _loader(data, seed, global_batch, slots, drop_last, micro_batch, workers, collate):  # type: ignore[no-untyped-def]
     if isinstance(data, (_data.Loader, _data.Streams)):
+        own = data.sampler if isinstance(data, _data.Loader) else None
+        if own is not None and (own.global_batch, own.slots) != (global_batch, slots):
+            raise ValueError(
+                f"the Loader's sampler has a global batch of {own.global_batch} in {own.slots} slots, Elastic {global_batch} in {slots}: "
+                "samples would be used twice or not at all; give both the same"
+            )
+        if own is None and data.per_slot * slots != global_batch:
+            raise ValueError(f"Streams takes {data.per_slot} items for each of {slots} slots, and the global batch is {global_batch}")
         return data
     sampler = _data.Sampler(seed, _data.length(data), global_batch, slots, drop_last)
     if isinstance(data, int):

@@ -6,10 +6,11 @@ its versions call.
 from __future__ import annotations
 
 import ctypes
+import itertools
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -397,11 +398,19 @@ class Group:
             out.done()
         for d in range(1, n):
             to, source_rank = (self._own + d) % n, (self._own - d) % n
-            self._move(work, deadline, "send", give[to], to, tag, None)
-            self._move(work, deadline, "recv", take[source_rank], source_rank, tag, last)
+            # By turns: a send holds its memory until the peer receives it, who may wait for memory too.
+            receives = self._moves(work, deadline, "recv", take[source_rank], source_rank, tag, last)
+            sends = self._moves(work, deadline, "send", give[to], to, tag, None)
+            for _ in itertools.zip_longest(receives, sends):
+                pass
         work._keep = source  # type: ignore[attr-defined]
 
-    def _move(
+    def _move(self, *arguments: Any) -> None:
+        """What `_moves` does, all of it."""
+        for _ in self._moves(*arguments):
+            pass
+
+    def _moves(
         self,
         work: RingWork,
         deadline: float,
@@ -410,7 +419,8 @@ class Group:
         peer: int,
         tag: int,
         last: Callable[[], None] | None,
-    ) -> None:
+    ) -> Iterator[None]:
+        """Sends or receives a run, a piece each time that it is asked for more."""
         base = self._space.address
         for k, (n,) in windows([r.nbytes], self._flight.piece_bytes):
             start, block = self._block(n, deadline)
@@ -436,6 +446,7 @@ class Group:
                 in_offset=at,
                 out_offset=at,
             )
+            yield
 
 
 __all__ = ["Group", "check", "split"]
