@@ -3,7 +3,11 @@
 
 from __future__ import annotations
 
+import signal
+import socket
 import sys
+import threading
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -31,3 +35,34 @@ def test_no_daemon(monkeypatch: pytest.MonkeyPatch) -> None:
         DaemonStore("/tmp/none")
     with pytest.raises(OSError):
         DaemonStore("/tmp/none", generation=(0, 1))
+
+
+def test_a_wait_that_a_signal_ends_is_not_answered_later() -> None:
+    """What comes for it must not be taken for the answer to the next request."""
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def serve() -> None:
+        with listener, listener.accept()[0] as c:
+            c.sendall(c.recv(1 << 16)[-4:])  # the nonce of the ping
+            while c.recv(1 << 16):
+                pass
+
+    server = threading.Thread(target=serve)
+    server.start()
+    store = DaemonStore(host="127.0.0.1", port=listener.getsockname()[1], timeout=timedelta(seconds=30))
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        with pytest.raises(KeyboardInterrupt):
+            store.get("never")
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    with pytest.raises(RuntimeError, match="not waited for to its end"):
+        store.add("n", 1)
+    server.join(10)
+    assert not server.is_alive()

@@ -240,6 +240,9 @@ class DaemonStore(dist.Store):
             self._socket.sendall(data)
         except OSError as e:
             self._break(f"the store is gone: {e}; its generation has ended, or its daemon")
+        except BaseException:
+            self._forget("a request was interrupted in its middle")
+            raise
 
     def _receive(self, n: int, seconds: float, patient: bool = False) -> bytes:
         """n bytes. A patient caller goes on with the connection after a TimeoutError, which it can
@@ -257,6 +260,9 @@ class DaemonStore(dist.Store):
                 self._break("the daemon has not answered in time; look at phalanx status")
             except OSError as e:
                 self._break(f"the store is gone: {e}; its generation has ended, or its daemon")
+            except BaseException:  # of a signal handler: the answer would be taken for that of the next request
+                self._forget("an answer was not waited for to its end")
+                raise
             if not more:
                 self._break("the store is gone: its generation has ended, or its daemon")
             out += more
@@ -272,10 +278,13 @@ class DaemonStore(dist.Store):
             self._break(f"the store's answer has {n} bytes")
         return self._receive(n, _GRACE) if n else b""
 
-    def _break(self, why: str) -> None:
+    def _forget(self, why: str) -> None:
         self._broken = why
         self._socket.close()
         _open.discard(self)
+
+    def _break(self, why: str) -> None:
+        self._forget(why)
         raise _NetworkError(why)
 
 
