@@ -85,6 +85,7 @@ func (d *Daemon) execute(a elastic.Action) {
 	case elastic.Fence:
 		d.fenced(a.Why)
 	case elastic.End:
+		d.dismiss() // one that has said no hello yet would meet files that are gone
 		d.jobEnded(a.Why)
 	}
 }

@@ -14,9 +14,12 @@ names the one that never entered a collective where the others wait.
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import signal
 import sys
 import threading
+import weakref
 from typing import Any, NoReturn
 
 from .. import _native, _page
@@ -97,8 +100,21 @@ class Plain:
             return
         group = dist.group.WORLD
         if hasattr(group, "register_pre_hook") and hasattr(group, "register_post_hook"):
-            group.register_pre_hook(0x9F41, lambda _: self._say(_page.PHASE_REDUCE))
-            group.register_post_hook(0x9F41, lambda _: self._say(_page.PHASE_COMPUTE))
+            group.register_pre_hook(_HOOK, lambda _: self._say(_page.PHASE_REDUCE))
+            group.register_post_hook(_HOOK, lambda _: self._say(_page.PHASE_COMPUTE))
+            atexit.register(_unhook, weakref.ref(group))
+
+
+_HOOK = 0x9F41  # the id of ours on a group
+
+
+def _unhook(group: Any) -> None:
+    """Takes the hooks off before the interpreter is gone: a thread of the group may still end a collective."""
+    living = group()
+    if living is not None:
+        for kind in ("pre", "post"):
+            with contextlib.suppress(Exception):  # the group may be shut down
+                getattr(living, f"unregister_{kind}_hook")(_HOOK)
 
 
 _run: Plain | None = None
