@@ -63,7 +63,7 @@ func TestHelpNamesTheFaultsAsTests(t *testing.T) {
 	if code := run([]string{"--help"}, &stdout, &stderr); code != exitDone || stderr.Len() > 0 {
 		t.Errorf("exit %d, stderr %q", code, &stderr)
 	}
-	if got := strings.Count(stdout.String(), "for tests: "); got != 10 {
+	if got := strings.Count(stdout.String(), "for tests: "); got != 11 {
 		t.Errorf("%d flags for tests are documented:\n%s", got, &stdout)
 	}
 }
