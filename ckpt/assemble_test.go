@@ -9,6 +9,7 @@ import (
 	"reflect"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"phalanx"
@@ -191,7 +192,9 @@ func TestHandedCrash(t *testing.T) {
 	for after := range 20 {
 		s, a := mem.New(), attempt(4, 1, 1)
 		m := handOver(t, s, a)
-		if _, err := publishHanded(t, &stopping{Store: s, left: after}, a, m); err == nil {
+		stops := &stopping{Store: s}
+		stops.left.Store(int64(after))
+		if _, err := publishHanded(t, stops, a, m); err == nil {
 			if after < 4 { // parts of three coordinates, the index, the commit
 				t.Errorf("published with %d writes", after)
 			}
@@ -210,11 +213,11 @@ func TestHandedCrash(t *testing.T) {
 // stopping fails after some writes.
 type stopping struct {
 	ckpt.Store
-	left int
+	left atomic.Int64 // several writes are under way at a time
 }
 
 func (s *stopping) PutIfAbsent(ctx context.Context, key string, b ckpt.Body) error {
-	if s.left--; s.left < 0 {
+	if s.left.Add(-1) < 0 {
 		return ckpt.ErrReadOnly
 	}
 	return s.Store.PutIfAbsent(ctx, key, b)
