@@ -50,7 +50,7 @@ def ready(j, count: int) -> list[int]:
 
 def test_a_place_is_taken_without_imports(folder: Path) -> None:
     """The bits are those of a run without a kill, and the taker is the one that waited."""
-    arguments = [sys.executable, str(HERE / "mlp.py"), "--steps", "60"]
+    arguments = [sys.executable, str(HERE / "mlp.py"), "--steps", "500"]
     with job(folder / "quiet", arguments, "--nproc", "2", env=ENV) as j:
         assert j.wait(TIMEOUT) == 0, j.output
         want = j.finals()
