@@ -70,7 +70,7 @@ test-go: fmt-check vet lint build ## format, vet, lint, build, all tests in Go, 
 	$(GO_TEST) -short -p $(PARALLEL) phalanx/kernels
 	$(GO_TEST) -short -p $(PARALLEL) phalanx/ckpt phalanx/collective/host -rapid.checks=8
 	$(GO_TEST) -short phalanx/chaos/sim
-	$(if $(strip $(E2E_PACKAGES)),$(GO_TEST) -p 1 $(filter-out $(HEAVY),$(E2E_PACKAGES)))
+	$(if $(strip $(E2E_PACKAGES)),$(GO_TEST) -timeout=15m -p 1 $(filter-out $(HEAVY),$(E2E_PACKAGES)))
 
 .PHONY: test-s3
 test-s3: ## the store in buckets against a real S3 server (versitygw); the first run builds the server, which takes minutes

@@ -94,7 +94,7 @@ func saidAt(t *testing.T, pattern string, words ...string) time.Time {
 // that states pass through together, as --max-host-bytes wants. Nothing is lost, and the state is the one of an undisturbed run.
 func TestHealWhileASaveIsUploading(t *testing.T) {
 	const (
-		mib, steps, every = 384, 500, 200
+		mib, steps, every = 384, 1600, 200 // the upload of a save takes about 1,300 of the steps
 		state             = int64(mib) << 20
 		rate              = 12 << 20 // bytes a second of one upload
 	)
