@@ -3,6 +3,7 @@
 package node
 
 import (
+	"cmp"
 	"context"
 	"os"
 	"slices"
@@ -44,6 +45,38 @@ func (d *Daemon) end(o Outcome) {
 		t.kill()
 		d.post(func() { d.farewell() })
 	})
+}
+
+const (
+	seeExplain = "see: phalanx status --explain"
+	mendStore  = "mend the store and run the same command again: it goes on from the newest state in host memory or in the store"
+)
+
+// haltOutcome is the exit code of a job that was halted for good, and what to do next. failedAs is the code of the last failure of
+// a trainer here, 0 for none.
+func haltOutcome(kind elastic.HaltKind, dir string, failedAs int) (code int, hint string) {
+	switch kind {
+	case elastic.StoppedByOperator:
+		return CodePreempted, "run the same command again to go on"
+	case elastic.StoppedUnsaved:
+		return CodeFailed, mendStore
+	case elastic.SavesFail:
+		return CodeUnsaved, mendStore
+	case elastic.CrashLoop:
+		return cmp.Or(failedAs, CodeFailed), "read the trainers' output in " + dir + "/log, mend the cause and run the same command again"
+	case elastic.Poison:
+		return CodeFailed, "mend what the step named above does to a trainer, or its samples, and run the same command again; " + seeExplain
+	case elastic.OtherJob:
+		return CodeUsage, "give it the settings of that training and enough steps, or another --job or --store, in another --dir; see: phalanx ckpt ls"
+	case elastic.Misfit:
+		return CodeNewer, "choose and rename tensors with --only, --rename and --strip-prefixes, cast with --cast, allow gaps with --partial, in another --dir; see: phalanx ckpt inspect"
+	case elastic.Fenced:
+		return CodeLocked, "end one of the two runs, or give it another --job or --store, in another --dir; see: phalanx ckpt ls"
+	case elastic.Unreadable:
+		return CodeIntegrity, "see: phalanx ckpt verify; mend the store and run the same command again, or start another --job in another --dir"
+	default:
+		return CodeFailed, seeExplain
+	}
 }
 
 // checkEnd acts on the end of the job, whatever this daemon's life is at: the machine of a life that was fenced out, or that

@@ -3,7 +3,6 @@
 package node
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -241,33 +240,10 @@ func (d *Daemon) jobEnded(why string) {
 		if d.plain != nil {
 			o.Step = 0 // its steps are the trainers' own
 		}
-	case s.Halt != nil && s.Halt.Kind == elastic.StoppedByOperator:
-		o.Code = CodePreempted
-		o.Hint = "run the same command again to go on"
-	case s.Halt != nil && s.Halt.Kind == elastic.StoppedUnsaved:
-		o.Code = CodeFailed
-		o.Hint = "mend the store and run the same command again: it goes on from the newest state in host memory or in the store"
-	case s.Halt != nil && s.Halt.Kind == elastic.SavesFail:
-		o.Code = CodeUnsaved
-		o.Hint = "mend the store and run the same command again: it goes on from the newest state in host memory or in the store"
-	case s.Halt != nil && s.Halt.Kind == elastic.CrashLoop:
-		o.Code = cmp.Or(d.failedAs, CodeFailed)
-		o.Hint = "read the trainers' output in " + d.cfg.Dir + "/log, mend the cause and run the same command again"
-	case s.Halt != nil && s.Halt.Kind == elastic.OtherJob:
-		o.Code = CodeUsage
-		o.Hint = "give it the settings of that training and enough steps, or another --job or --store, in another --dir; see: phalanx ckpt ls"
-	case s.Halt != nil && s.Halt.Kind == elastic.Misfit:
-		o.Code = CodeNewer
-		o.Hint = "choose and rename tensors with --only, --rename and --strip-prefixes, cast with --cast, allow gaps with --partial, in another --dir; see: phalanx ckpt inspect"
-	case s.Halt != nil && s.Halt.Kind == elastic.Fenced:
-		o.Code = CodeLocked
-		o.Hint = "end one of the two runs, or give it another --job or --store, in another --dir; see: phalanx ckpt ls"
-	case s.Halt != nil && s.Halt.Kind == elastic.Unreadable:
-		o.Code = CodeIntegrity
-		o.Hint = "see: phalanx ckpt verify; mend the store and run the same command again, or start another --job in another --dir"
+	case s.Halt != nil:
+		o.Code, o.Hint = haltOutcome(s.Halt.Kind, d.cfg.Dir, d.failedAs)
 	default:
-		o.Code = CodeFailed
-		o.Hint = "see: phalanx status --explain"
+		o.Code, o.Hint = CodeFailed, seeExplain
 	}
 	d.end(o)
 }
