@@ -181,3 +181,37 @@ def trainers(s: dict[str, Any]) -> dict[str, int]:
         for m in s["members"] or []
         if m["member"] in (s.get("world") or []) and m.get("trainer_pid")
     }
+
+
+def starts_again(j: Job, s: dict[str, Any], rank: int, stop: Path) -> None:
+    """Kills the trainer of a rank of a job without steps: all ranks start again, and end well once `stop` is there."""
+    n = len(s["world"])
+    os.kill(trainers(s)[s["world"][rank]], signal.SIGKILL)
+    generation = int(j.until_line(rf"rank 0 of {n} up pid=\d+ generation=([2-9])$").group(1))
+    for r in range(n):
+        j.until_line(rf"rank {r} of {n} up pid=\d+ generation={generation}$")
+    stop.touch()
+    assert j.wait() == 0, j.output
+    assert sum(f"rank done world={n}" in line for line in j.lines) == n, j.output
+
+
+def daemon_restarts(j: Job, s: dict[str, Any], rank: int) -> None:
+    """Kills the daemon of a rank: it comes back beside its trainer, and nothing is started again."""
+    victim = next(m for m in s["members"] if m["member"] == s["world"][rank])
+    os.kill(victim["daemon_pid"], signal.SIGKILL)
+    j.until(
+        "it is back",
+        lambda s: any(
+            m["member"] == victim["member"] and m.get("daemon_pid") not in (0, None, victim["daemon_pid"])
+            for m in s["members"]
+        ),
+    )
+    after = j.until("all run", lambda now: len(trainers(now)) == len(s["world"]))
+    assert after["generation"] == 1, j.output
+
+
+def up(j: Job, n: int) -> dict[str, Any]:
+    """Waits until n ranks of a job without steps have said that they are up in generation 1."""
+    for rank in range(n):
+        j.until_line(rf"rank {rank} of {n} up pid=\d+ generation=1$")
+    return j.until(f"{n} run", lambda s: len(trainers(s)) == n)

@@ -69,7 +69,7 @@ SLICE_NS = 1_000_000_000
 """How long a wait stays out of Python at most, so that its signal handlers run."""
 
 _KEEP_GIL_BELOW = 1 << 20  # bytes that are moved or digested while the GIL is kept: about 0.1 ms
-_PHASES = {
+PHASES = {  # that a trainer may announce, as the page has them
     "compute": page.PHASE_COMPUTE,
     "load": page.PHASE_LOAD,
     "save": page.PHASE_SAVE,
@@ -282,9 +282,9 @@ class Client:
 
     def progress(self, phase: str) -> None:
         """Says that the trainer lives and what it does: compute, load, save, eval or compile."""
-        if phase not in _PHASES:
-            raise Illegal(f"phase {phase!r}; say one of {', '.join(_PHASES)}")
-        self._library.posts.phx_progress(self._live(), _PHASES[phase])
+        if phase not in PHASES:
+            raise Illegal(f"phase {phase!r}; say one of {', '.join(PHASES)}")
+        self._library.posts.phx_progress(self._live(), PHASES[phase])
 
     def preempt(self) -> None:
         """Asks the daemon to bring the member out of the world in order. From any thread, or a

@@ -11,41 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 import torch.distributed as dist
 
 from ._service import CheckpointError, Service, Superseded, Target, generation, service
 
 _AGREE_TIMEOUT = 300.0  # seconds for the first rank of a save to reach the store and begin
-
-DTYPES: dict[torch.dtype, str] = {
-    getattr(torch, name): short
-    for name, short in {
-        "float64": "f64",
-        "float32": "f32",
-        "float16": "f16",
-        "bfloat16": "bf16",
-        "float8_e4m3fn": "f8_e4m3fn",
-        "float8_e5m2": "f8_e5m2",
-        "float8_e4m3fnuz": "f8_e4m3fnuz",
-        "float8_e5m2fnuz": "f8_e5m2fnuz",
-        "float8_e8m0fnu": "f8_e8m0fnu",
-        "complex64": "c64",
-        "complex128": "c128",
-        "int64": "i64",
-        "int32": "i32",
-        "int16": "i16",
-        "int8": "i8",
-        "uint64": "u64",
-        "uint32": "u32",
-        "uint16": "u16",
-        "uint8": "u8",
-        "bool": "bool",
-    }.items()
-    if hasattr(torch, name)
-}
-"""What the format calls PyTorch's dtypes."""
-
 
 @dataclass
 class Save:

@@ -149,6 +149,14 @@ def parse(url: str | os.PathLike[str]) -> Target:
 # ---- requests
 
 
+def parse_checkpoint(url: str | os.PathLike[str]) -> Target:
+    """As parse, for what names a whole checkpoint. Raises ValueError for a file of one."""
+    target = parse(url)
+    if target.file:
+        raise ValueError(f"{os.fspath(url)}: names a file; name the checkpoint")
+    return target
+
+
 class _Connection(http.client.HTTPConnection):
     def __init__(self, path: str) -> None:
         super().__init__("phalanx", timeout=_REQUEST_TIMEOUT)

@@ -30,7 +30,7 @@ from .flight import Flight, flight
 from .work import handed_over
 
 NAME = "phalanx"
-_TIMEOUT = 1800.0  # seconds, PyTorch's own default
+TIMEOUT = 1800.0  # seconds, PyTorch's own default
 
 
 def _can_subclass_backend() -> bool:
@@ -72,8 +72,8 @@ _names = _Names()
 
 
 def _seconds(timeout: Any) -> float:
-    s = timeout.total_seconds() if isinstance(timeout, timedelta) else _TIMEOUT
-    return s if s > 0 else _TIMEOUT
+    s = timeout.total_seconds() if isinstance(timeout, timedelta) else TIMEOUT
+    return s if s > 0 else TIMEOUT
 
 
 class _Attached(Collectives):

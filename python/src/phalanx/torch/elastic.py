@@ -25,7 +25,7 @@ from . import data as _data
 from . import seeds
 from .gradients import Averaged, Layout
 from .shards import Shards
-from .state import Registered, local
+from .state import Registered
 
 
 class Elastic:
@@ -101,7 +101,6 @@ class Elastic:
         self._layout = Layout(trained, self._averaged.floats, frozen)
         self._row = 0  # address of the reduced gradient that was voted for
         self._step: Step | None = None
-        self._begun: _client.Begin | None = None
         spec = {
             "last_step": steps, "seed": seed, "slots": slots, "global_batch": global_batch,
             "data_length": _data_length(self.loader), "group_size": group_size, "threads": torch.get_num_threads(),
@@ -142,7 +141,6 @@ class Elastic:
                     continue
             except (errors.Preempted, errors.Orphaned) as e:
                 raise SystemExit(errors.EXIT_PREEMPTED) from e
-            self._begun = begun
             if begun.healed:
                 self._replaced()
             self._state.check()

@@ -11,7 +11,7 @@ import ctypes
 
 import torch
 
-from .state import StateError, local
+from .state import StateError, local, shard_like
 
 _ALIGN = 16
 
@@ -89,13 +89,7 @@ class Layout:
         for p, view in zip(self.parameters, gradients, strict=True):
             here = local(p)
             value = view if here.dtype == torch.float32 and here.device.type == "cpu" else view.to(here)
-            if hasattr(p, "_local_tensor"):
-                from torch.distributed.tensor import DTensor
-
-                value = DTensor.from_local(
-                    value, p.device_mesh, p.placements, run_check=False, shape=p.shape, stride=p.stride()
-                )
-            p.grad = value
+            p.grad = shard_like(p, value)
 
     def clear(self) -> None:
         """Takes the gradients away."""
@@ -118,12 +112,13 @@ class Averaged:
         for prefix, module in model.named_modules():
             running = getattr(module, "track_running_stats", False)
             for name, buffer in module.named_buffers(recurse=False):
+                full = ".".join(filter(None, (prefix, name)))
                 if name not in module._non_persistent_buffers_set:  # caches are made anew at will
-                    self._homes.append((module, name, ".".join(filter(None, (prefix, name))), buffer))
+                    self._homes.append((module, name, full, buffer))
                 if running:
                     (floats if buffer.is_floating_point() else integers).append(buffer)
                 else:
-                    self._watched.append([".".join(filter(None, (prefix, name))), buffer, buffer._version])
+                    self._watched.append([full, buffer, buffer._version])
         self.floats = floats
         self._all = floats + integers
         self._integers = integers

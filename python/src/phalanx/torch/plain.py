@@ -16,23 +16,16 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import signal
 import sys
 import threading
 import weakref
 from typing import Any, NoReturn
 
 from .. import _native, _page
+from ..client import PHASES
 from ..errors import EXIT_PREEMPTED
 from ..hello import socket_path
-
-_PHASES = {
-    "compute": _page.PHASE_COMPUTE,
-    "load": _page.PHASE_LOAD,
-    "save": _page.PHASE_SAVE,
-    "eval": _page.PHASE_EVAL,
-    "compile": _page.PHASE_COMPILE,
-}
+from ..signals import Handlers
 
 
 class Plain:
@@ -48,9 +41,7 @@ class Plain:
 
             self._client = flight().ring._client
         self._post = _native.library().posts.phx_at if self._client is not None else None
-        if signals and threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGTERM, signal.SIGINT):
-                self._watch_signal(number)
+        self._handlers = Handlers(self._asked.set) if signals else None
         if watch:
             self._watch_collectives()
 
@@ -67,9 +58,9 @@ class Plain:
 
     def phase(self, name: str) -> None:
         """Says what the process does beside its steps: load, save, eval or compile, which have no deadline, or compute again."""
-        if name not in _PHASES:
-            raise ValueError(f"phase {name!r}; say one of {', '.join(_PHASES)}")
-        self._say(_PHASES[name])
+        if name not in PHASES:
+            raise ValueError(f"phase {name!r}; say one of {', '.join(PHASES)}")
+        self._say(PHASES[name])
 
     def exit(self) -> NoReturn:
         """Leaves with the exit status for "saved, start me again" (75)."""
@@ -78,19 +69,6 @@ class Plain:
     def _say(self, phase: int) -> None:
         if self._post is not None and self._client._handle is not None:
             self._post(self._client._handle, phase, self._step)
-
-    def _watch_signal(self, number: int) -> None:
-        before = signal.getsignal(number)
-
-        def handler(n: int, frame: Any) -> None:
-            self._asked.set()
-            if n == signal.SIGINT:
-                signal.signal(n, before if before is not None else signal.SIG_DFL)  # the next one ends the process
-            if callable(before) and before is not signal.default_int_handler:
-                before(n, frame)
-
-        if before is not None:
-            signal.signal(number, handler)
 
     def _watch_collectives(self) -> None:
         """Lets every collective of the default group say that this rank waits for others in it."""

@@ -12,11 +12,9 @@ from typing import Any
 import torch.distributed as dist
 
 from .. import client as _client
-from .backend import NAME, ProcessGroupPhalanx, identity_of
+from .backend import NAME, TIMEOUT, ProcessGroupPhalanx, identity_of
 from .collectives import Collectives
 from .flight import flight
-
-_TIMEOUT = 1800.0
 
 
 class SeatedGroup(ProcessGroupPhalanx):
@@ -24,9 +22,9 @@ class SeatedGroup(ProcessGroupPhalanx):
 
     def _attach(self, options: Any) -> None:
         """Takes PyTorch's numbers; there is no generation yet."""
-        self._size, self._own = options.group_size, options.group_rank
+        self._own = options.group_rank
         self._ranks = list(range(options.group_size))
-        self._name, self._timeout_seconds = str(options.group_id), _TIMEOUT
+        self._name, self._timeout_seconds = str(options.group_id), TIMEOUT
         self._open, self._hooks, self._used = [False], {}, set()
         self._reconfigurable, self._process_group = False, None
         self._generation: tuple[int, int] | None = None
@@ -35,10 +33,10 @@ class SeatedGroup(ProcessGroupPhalanx):
         """Binds the group to the ranks around a seat. Raises Refused with the code fenced when the generation is over."""
         first = begun.rank - begun.coordinate
         ranks = list(range(first, first + begun.group_size))
-        if (begun.group_size, begun.coordinate) != (self._size, self._own):
+        if (begun.group_size, begun.coordinate) != (self.size(), self._own):
             raise RuntimeError(
                 f"the job has given this member coordinate {begun.coordinate} of {begun.group_size}, its model is shard "
-                f"{self._own} of {self._size}"
+                f"{self._own} of {self.size()}"
             )
         if self._generation == begun.generation and self._ranks == ranks:
             self._open[0] = True
@@ -46,7 +44,7 @@ class SeatedGroup(ProcessGroupPhalanx):
         f = flight()
         identity = identity_of("shards", begun.generation, tuple(ranks))
         f.ring.make_group(identity, ranks, begun.generation)
-        Collectives.__init__(self, f, identity, ranks, self._own, begun.generation, _TIMEOUT, self._name)
+        Collectives.__init__(self, f, identity, ranks, self._own, begun.generation, TIMEOUT, self._name)
         # From here on it is open: Collectives begins so.
 
     def leave(self) -> None:

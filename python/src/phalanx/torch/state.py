@@ -40,6 +40,17 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
     return inner.detach()
 
 
+def shard_like(parameter: torch.nn.Parameter, memory: torch.Tensor) -> torch.Tensor:
+    """Memory of what this rank holds of a parameter, in the parameter's kind: a DTensor's shard where that is one."""
+    if not hasattr(parameter, "_local_tensor"):
+        return memory
+    from torch.distributed.tensor import DTensor
+
+    return DTensor.from_local(
+        memory, parameter.device_mesh, parameter.placements, run_check=False, shape=parameter.shape, stride=parameter.stride()
+    )  # fmt: skip
+
+
 def box_of(tensor: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
     """Shape and offset of the larger tensor that a DTensor is a shard of; None where nothing is sharded."""
     if not hasattr(tensor, "_local_tensor"):
@@ -232,13 +243,8 @@ class Registered:
     def _as_state(self, slot: _Slot) -> torch.Tensor:
         """The memory as the optimizer expects it: a shard of a DTensor where the parameter is one."""
         p, home = slot.parameter, slot.home
-        if hasattr(p, "_local_tensor") and home.shape == local(p).shape and home.dim() == p.dim() > 0:
-            from torch.distributed.tensor import DTensor
-
-            return DTensor.from_local(
-                home, p.device_mesh, p.placements, run_check=False, shape=p.shape, stride=p.stride()
-            )
-        return home
+        alike = home.shape == local(p).shape and home.dim() == p.dim() > 0
+        return shard_like(p, home) if alike else home
 
     # -- what is no tensor
 

@@ -7,19 +7,20 @@ from typing import Any
 
 import torch
 
-from ..hello import ask, socket_path
-
-_place: tuple[int, int] | None = None  # group size, coordinate
+from ..hello import ask_place, socket_path
+from . import seated
 
 
 def group_size() -> int:
     """G as `shard_mesh` was given it; 1 without."""
-    return _place[0] if _place else 1
+    group = seated.group()
+    return group.size() if group is not None else 1
 
 
 def coordinate() -> int:
     """This rank's shard coordinate; 0 without groups."""
-    return _place[1] if _place else 0
+    group = seated.group()
+    return group.rank() if group is not None else 0
 
 
 def shard_mesh(size: int) -> Any:
@@ -31,16 +32,11 @@ def shard_mesh(size: int) -> Any:
     """
     from torch.distributed.device_mesh import DeviceMesh
 
-    from . import seated
-
-    global _place
-    if _place is not None and _place[0] != size:
-        raise ValueError(f"shard_mesh was called with {_place[0]} before")
-    if _place is None:
-        path = socket_path()
-        where = 0 if path is None else int(ask(path, "GET", f"/v1/place?group_size={size}")["coordinate"])
-        if path is None and size != 1:
+    if seated.group() is not None:
+        if group_size() != size:
+            raise ValueError(f"shard_mesh was called with {group_size()} before")
+    else:
+        if socket_path() is None and size != 1:
             raise RuntimeError(f"groups of {size} ranks need phalanx run: one process holds one shard")
-        seated.make(size, where)
-        _place = (size, where)
+        seated.make(size, ask_place(size))
     return DeviceMesh.from_group(torch.distributed.group.WORLD, "cpu")
