@@ -294,10 +294,11 @@ func (a *app) supervise(ctx context.Context, s *settings.Settings, living []cont
 	return a.report(s, outcome)
 }
 
-// tellAddress says where the other hosts join, once the first daemon listens there.
+// tellAddress says where the other hosts join, once the first daemon listens there. One that is found by its socket alone has not
+// said yet where that is.
 func (a *app) tellAddress(ctx context.Context, dir string) {
 	for {
-		if l, ok := control.FindOne(dir, 0); ok {
+		if l, ok := control.FindOne(dir, 0); ok && l.Addr != "" {
 			if host, _, err := net.SplitHostPort(l.Addr); err == nil && !net.ParseIP(host).IsLoopback() {
 				say(a.stderr, "phalanx: other hosts join with --join %s\n", l.Addr)
 			}
